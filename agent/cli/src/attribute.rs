@@ -14,6 +14,7 @@ use mainstay_diagnosis::attribution::lines;
 use mainstay_diagnosis::attribution::scan::{self as scanning, Findings, Kind, Scan};
 use mainstay_diagnosis::attribution::score::{self, Answer, Case};
 use mainstay_diagnosis::attribution::{Evidence, attribute, exit as exits};
+use mainstay_sys::sparse::DataReader;
 
 use files::LogFile;
 
@@ -152,7 +153,11 @@ fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow
     let source: Box<dyn Read> = if file.as_os_str() == "-" {
         Box::new(std::io::stdin().lock())
     } else {
-        Box::new(output::open_input(file).with_context(reading)?)
+        let file = output::open_input(file).with_context(reading)?;
+        match DataReader::of(file).with_context(reading)? {
+            Ok(data) => Box::new(data),
+            Err(file) => Box::new(file),
+        }
     };
     let (mut source, packed) = packed::text_of(source).with_context(reading)?;
     let mut scan = Scan::new(catalog, &name, rank.or_else(|| lines::rank_of_path(&name)), kind);

@@ -37,6 +37,9 @@ const MAX_CHECKED_SIGHTINGS: usize = 4096;
 const MAX_RANKS: usize = 131_072;
 /// An unfinished line is buffered up to this size, then processed in pieces.
 const MAX_UNFINISHED_BYTES: usize = 64 * 1024;
+/// The rest of a line that is longer than this is skipped: it is no message of a program. Progress bars write over their line,
+/// and so a carriage return ends one too.
+const LONGEST_LINE: usize = 1 << 20;
 /// Maximum size of a source that is read a second time with its lines joined, against wrapped text.
 const MAX_JOINED_BYTES: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
@@ -75,6 +78,9 @@ pub struct Scan<'c> {
     /// The current line is source text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
+    /// Bytes of the current line that were examined, and whether its rest is skipped.
+    of_line: usize,
+    skips: bool,
     plain: Vec<u8>,
     small: Vec<u8>,
     words: Vec<usize>,
@@ -103,6 +109,8 @@ impl<'c> Scan<'c> {
             source_of: None,
             quotes_a_warning: false,
             unfinished: Vec::new(),
+            of_line: 0,
+            skips: false,
             plain: Vec::new(),
             small: Vec::new(),
             words: Vec::new(),
@@ -144,13 +152,18 @@ impl<'c> Scan<'c> {
             self.small.extend_from_slice(piece);
         }
         let mut rest = piece;
+        if self.skips {
+            let Some(end) = memchr::memchr2(b'\n', b'\r', rest) else { return };
+            rest = &rest[end..];
+            self.skips = false;
+        }
         if !self.unfinished.is_empty() {
             let end = memchr::memchr(b'\n', rest).map_or(rest.len(), |at| at + 1);
             self.unfinished.extend_from_slice(&rest[..end]);
             rest = &rest[end..];
             if self.unfinished.ends_with(b"\n") || self.unfinished.len() > MAX_UNFINISHED_BYTES {
                 let line = std::mem::take(&mut self.unfinished);
-                self.block(&line);
+                self.part(&line);
             }
         }
         let end = match memchr::memrchr(b'\n', rest) {
@@ -158,8 +171,18 @@ impl<'c> Scan<'c> {
             None if rest.len() > MAX_UNFINISHED_BYTES => rest.len(),
             None => 0,
         };
-        self.block(&rest[..end]);
+        self.part(&rest[..end]);
         self.unfinished.extend_from_slice(&rest[end..]);
+    }
+
+    /// Examines a block that may end within a line.
+    fn part(&mut self, block: &[u8]) {
+        self.block(block);
+        self.of_line = match memchr::memrchr2(b'\n', b'\r', block) {
+            Some(end) => block.len() - end - 1,
+            None => self.of_line + block.len(),
+        };
+        self.skips = self.of_line > LONGEST_LINE;
     }
 
     /// Ends the text and returns the findings.

@@ -97,6 +97,23 @@ fn a_very_long_line_does_not_hide_the_next_one() {
 }
 
 #[test]
+fn the_rest_of_a_very_long_line_is_skipped_and_that_of_a_progress_bar_is_read() {
+    let after = |end: &str| {
+        let mut scan = Scan::new(catalog(), "log", None, Kind::Log);
+        let piece = format!("Epoch 1 of 9: loaded{end}").repeat(4096);
+        for _ in 0..20 {
+            scan.feed(piece.as_bytes());
+        }
+        scan.feed(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\nnext\n");
+        let found = scan.finish();
+        assert_eq!(found.lines, 2);
+        judged(vec![found]).class
+    };
+    assert_eq!(after("\r"), Class::HardwareGpu);
+    assert_eq!(after(" "), Class::Unknown);
+}
+
+#[test]
 fn messages_are_found_in_colours_across_wraps_and_after_prefixes() {
     let class = |text: &str| of_text(text.as_bytes()).class;
     assert_eq!(
