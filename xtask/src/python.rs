@@ -103,6 +103,16 @@ pub const NVRX_CLIENT: Recipe = Recipe {
     works: "from nvidia_resiliency_ext.shared_utils.health_check import NodeHealthCheck",
 };
 
+/// Drives the page of an agent in the Chromium of this machine, with axe's rules for accessibility, and sends what the
+/// OpenAPI file allows to its JSON.
+pub const BROWSER: Recipe = Recipe {
+    name: "browser-venv",
+    what: "Installing Playwright, axe and Schemathesis (270 MB, once)",
+    over: None,
+    pip: &["playwright==1.65.2 axe-playwright-python==0.1.8 schemathesis==4.32.5"],
+    works: "import playwright.sync_api, axe_playwright_python.sync_playwright, schemathesis",
+};
+
 /// Checks the examples for Kubernetes.
 pub const MANIFESTS: Recipe = Recipe {
     name: "manifests-venv",

@@ -96,6 +96,8 @@ struct Environments {
     bare: Option<Venv>,
     /// NVRx's client.
     nvrx: Option<PathBuf>,
+    /// What reads the page and its JSON.
+    browser: Option<PathBuf>,
 }
 
 impl Environments {
@@ -114,7 +116,10 @@ impl Environments {
         let nvrx = checks.make("NVRx's client (pip)", false, || {
             Ok(python::NVRX_CLIENT.ensure(progress)?.join("bin/python"))
         });
-        Environments { python: Some(python), frameworks, bare, nvrx }
+        let browser = checks.make("Playwright, axe, Schemathesis (pip)", false, || {
+            Ok(python::BROWSER.ensure(progress)?.join("bin/python"))
+        });
+        Environments { python: Some(python), frameworks, bare, nvrx, browser }
     }
 
     /// The variables that name the interpreters to tests.
@@ -123,6 +128,7 @@ impl Environments {
             ("MAINSTAY_TEST_PYTHON", self.python.as_ref().map(Venv::python)),
             ("MAINSTAY_TEST_FRAMEWORKS", self.frameworks.as_ref().map(Venv::python)),
             ("MAINSTAY_TEST_NVRX", self.nvrx.clone()),
+            ("MAINSTAY_TEST_BROWSER", self.browser.clone()),
         ];
         named.into_iter().filter_map(|(name, python)| Some((name, python?))).collect()
     }

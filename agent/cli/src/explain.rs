@@ -64,15 +64,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let named = args.what.as_deref().and_then(Path::to_str);
     if let Some(what) = named.filter(|what| args.socket.is_some() || !is_run(what)) {
-        if let Some(report) = ask(&args, what).await? {
-            let text = match report {
-                Report::Failure(failure) => {
-                    let job = failure.job.clone();
-                    rendered(&args, &report_in(failure)?, job.into(), None)
-                }
-                report if args.json => format!("{}\n", explain::json(&report)),
-                report => explain::text(&report),
-            };
+        if let Some(text) = reported(&args, what).await? {
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -90,6 +82,25 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => runs::to_explain(&runs_dir())?,
     };
     explain_run(&args, chosen)
+}
+
+/// What the servers of this host report on a component, an event, a code or the last failure of a job, as text. `None`
+/// if they do not know it.
+pub(super) async fn text(socket: Option<PathBuf>, what: &str) -> anyhow::Result<Option<String>> {
+    let args = Args { what: None, incident: None, all: false, json: false, markdown: false, socket };
+    reported(&args, what).await
+}
+
+async fn reported(args: &Args, what: &str) -> anyhow::Result<Option<String>> {
+    Ok(match ask(args, what).await? {
+        None => None,
+        Some(Report::Failure(failure)) => {
+            let job = failure.job.clone();
+            Some(rendered(args, &report_in(failure)?, job.into(), None))
+        }
+        Some(report) if args.json => Some(format!("{}\n", explain::json(&report))),
+        Some(report) => Some(explain::text(&report)),
+    })
 }
 
 /// The directory of a job that a server knows but of which it knows no failure; empty if the caller may not read

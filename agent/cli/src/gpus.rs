@@ -114,7 +114,7 @@ const HEADER: [&str; 12] =
     ["GPU", "PCI", "STATE", "TEMP", "POWER", "BUSY", "MEMORY", "ECC", "LINKS", "PROCS", "MODEL", "UUID"];
 
 /// One line for each device, and another below it for problems.
-fn render(devices: &[Device], paint: Paint) -> String {
+pub(super) fn render(devices: &[Device], paint: Paint) -> String {
     let header = HEADER.map(str::to_owned);
     let rows: Vec<[String; 12]> = std::iter::once(header).chain(devices.iter().map(cells)).collect();
     let lines = aligned(&rows, |column| matches!(column, 1 | 2 | 10 | 11), None);

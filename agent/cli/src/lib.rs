@@ -27,11 +27,13 @@ mod policy;
 mod probe;
 mod ranks;
 mod replay;
+mod report;
 mod run;
 mod screen;
 mod stacks;
 mod status;
 mod stragglers;
+mod top;
 mod torchrun;
 mod version;
 mod when;
@@ -76,6 +78,7 @@ enum Command {
     Status(status::Args),
     /// Show the host's GPUs, one line each
     Gpus(gpus::Args),
+    Top(top::Args),
     Ranks(ranks::Args),
     Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
@@ -88,6 +91,7 @@ enum Command {
     Silence(operator::Silence),
     Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
+    Report(report::Args),
     Replay(replay::Args),
     Policy(policy::Args),
     Job(job::Job),
@@ -154,6 +158,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Gpus(args) => gpus::run(args).await,
+        Command::Top(args) => top::run(args).await,
         Command::Ranks(args) => ranks::run(args).await,
         Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,
@@ -161,6 +166,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args).await,
         Command::Goodput(args) => goodput::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Policy(args) => policy::run(&args),
         Command::Man(args) => man::run(&args),

@@ -77,8 +77,12 @@ impl Paint {
         Paint { on: io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb }
     }
 
+    /// Whether there are colors.
+    pub(super) fn is_on(self) -> bool {
+        self.on
+    }
+
     /// No colors.
-    #[cfg(test)]
     pub(super) fn plain() -> Paint {
         Paint { on: false }
     }

@@ -19,7 +19,7 @@ use super::status::{ask_all, nothing_answers, reported_once};
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Beyond this many ranks, ranks without anything remarkable are shown in groups.
-const MAX_UNGROUPED_RANKS: usize = 32;
+pub(super) const MAX_UNGROUPED_RANKS: usize = 32;
 
 /// A rank whose own time exceeds its peers' by this factor is remarkable.
 const SLOW_FACTOR: f64 = 1.05;
@@ -80,21 +80,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-const COLUMNS: [&str; 11] =
+pub(super) const COLUMNS: [&str; 11] =
     ["RANK", "HOST", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
 
 /// The column that only jobs of several hosts have.
-const HOST_COLUMN: usize = 1;
+pub(super) const HOST_COLUMN: usize = 1;
 
 /// Columns of words, which are left-aligned; numbers are right-aligned.
-const TEXT_COLUMNS: [usize; 3] = [HOST_COLUMN, 3, 5];
+pub(super) const TEXT_COLUMNS: [usize; 3] = [HOST_COLUMN, 3, 5];
 
 fn table(job: &Job, paint: Paint, all: bool) -> String {
-    let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= MAX_UNGROUPED_RANKS {
-        (job.ranks.iter().collect(), Vec::new())
-    } else {
-        standing_out(job)
-    };
+    let (shown, grouped) = folded(job, if all { usize::MAX } else { MAX_UNGROUPED_RANKS });
     let rows: Vec<[String; 11]> =
         std::iter::once(COLUMNS.map(str::to_owned)).chain(shown.iter().map(|rank| cells(rank))).collect();
     let has_hosts = job.ranks.iter().any(|rank| rank.host.is_some());
@@ -134,6 +130,11 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
     text
 }
 
+/// The ranks to show, one line each, and those to show in groups: a job of more ranks than `most` is folded.
+pub(super) fn folded(job: &Job, most: usize) -> (Vec<&Rank>, Vec<&Rank>) {
+    if job.ranks.len() <= most { (job.ranks.iter().collect(), Vec::new()) } else { standing_out(job) }
+}
+
 /// The remarkable ranks among many, and the others: ranks that are suspected, slow or behind, or that do not send
 /// heartbeats.
 fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
@@ -160,7 +161,7 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
 }
 
 /// One line for each phase and section that ranks are in, largest group first.
-fn groups(ranks: &[&Rank]) -> Vec<String> {
+pub(super) fn groups(ranks: &[&Rank]) -> Vec<String> {
     let mut by_place: BTreeMap<(String, String), Vec<&Rank>> = BTreeMap::new();
     for rank in ranks {
         let section =
@@ -230,17 +231,17 @@ fn ranges(ranks: &[u32]) -> String {
     if more > 0 { format!("{}, ...", shown.join(", ")) } else { shown.join(", ") }
 }
 
-fn is_suspect(job: &Job, rank: &Rank) -> bool {
+pub(super) fn is_suspect(job: &Job, rank: &Rank) -> bool {
     job.hang.as_ref().is_some_and(|hang| hang.culprits.contains(&rank.rank))
 }
 
 /// Whether an open finding names the rank.
-fn is_slow(job: &Job, rank: &Rank) -> bool {
+pub(super) fn is_slow(job: &Job, rank: &Rank) -> bool {
     job.findings.iter().any(|finding| finding.ranks.contains(&rank.rank))
 }
 
 /// The remark at the end of the rank's line.
-fn remark(job: &Job, rank: &Rank) -> Option<String> {
+pub(super) fn remark(job: &Job, rank: &Rank) -> Option<String> {
     if is_suspect(job, rank) && matches!(rank.phase(), RankPhase::Connected) {
         return Some("suspect".to_owned());
     }
@@ -252,7 +253,7 @@ fn phase(rank: &Rank) -> String {
     rank.phase().name().to_lowercase()
 }
 
-fn cells(rank: &Rank) -> [String; 11] {
+pub(super) fn cells(rank: &Rank) -> [String; 11] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let sections = rank.sections.iter().map(|section| clean(section)).collect::<Vec<_>>().join(" > ");
     [

@@ -13,16 +13,41 @@ use prost_types::Timestamp;
 use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Snapshot};
 use super::output::{Paint, aligned, clean, shortened, spoken};
+use super::ranks::{MAX_UNGROUPED_RANKS, folded, groups};
 
 const MAX_COMMAND_CHARS: usize = 90;
 
-/// All results, as text for a terminal.
-pub(super) fn render(answers: &[ServerReply], paint: Paint) -> String {
+/// What is shown in addition to the usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shown {
+    /// Jobs that are over.
+    pub(super) over: bool,
+    /// Each rank, however many there are.
+    pub(super) ranks: bool,
+}
+
+/// All results, as text for a terminal: one block for each host.
+pub(super) fn render(answers: &[ServerReply], paint: Paint, shown: Shown) -> String {
     let mut screen = String::new();
+    let mut hosts: Vec<(&str, &str)> = Vec::new();
     for answer in answers {
         match &answer.result {
-            // An agent and a launcher on one host report the same host: the launcher's jobs are enough.
-            Ok(snapshot) => server(snapshot, paint, &mut screen),
+            Ok(snapshot) => {
+                let Snapshot { server, node, .. } = snapshot;
+                let host = (server.hostname.as_str(), server.boot_id.as_str());
+                // A launcher does not monitor the host: below its agent, or another launcher, its jobs are enough.
+                if hosts.contains(&host)
+                    && node.components.is_empty()
+                    && server.mode() == ServerMode::Launcher
+                {
+                    screen.pop();
+                    jobs(snapshot, paint, shown, &mut screen);
+                } else {
+                    hosts.push(host);
+                    host_of(snapshot, paint, &mut screen);
+                    jobs(snapshot, paint, shown, &mut screen);
+                }
+            }
             Err(error) => {
                 let dead = if matches!(error, AskError::Dead(_)) { "dead socket" } else { "no answer" };
                 line(&mut screen, &format!("{}: {}", paint.warning(dead), clean(&error.to_string())));
@@ -38,8 +63,8 @@ fn line(screen: &mut String, text: &str) {
     screen.push('\n');
 }
 
-fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
-    let Snapshot { server, node, jobs } = snapshot;
+fn host_of(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
+    let Snapshot { server, node, .. } = snapshot;
     let (state, name) = (node.state(), node.state().name());
     let senses = !node.components.is_empty() || server.mode() == ServerMode::Agent;
     let health = if senses { format!("  {}", paint.state(state, name)) } else { String::new() };
@@ -54,16 +79,25 @@ fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
         line(screen, &format!("  {}: {}", paint.warning("the journal cannot be written"), clean(error)));
     }
     components(node, server.time.as_ref(), paint, screen);
-    for shown in jobs {
+}
+
+fn jobs(snapshot: &Snapshot, paint: Paint, wanted: Shown, screen: &mut String) {
+    let Snapshot { server, jobs, .. } = snapshot;
+    let (shown, hidden): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(|of| wanted.over || !is_over(of));
+    for shown in &shown {
         screen.push('\n');
-        job(shown, server.time.as_ref(), paint, screen);
+        job(shown, server.time.as_ref(), paint, wanted, screen);
     }
-    if jobs.is_empty() && server.mode() == ServerMode::Agent {
-        line(screen, "\n  no jobs");
+    match hidden.len() {
+        0 if shown.is_empty() && server.mode() == ServerMode::Agent => line(screen, "\n  no jobs"),
+        0 => {}
+        over => {
+            line(screen, &format!("\n  {}", paint.dim(&format!("{over} job(s) are over: --all shows them"))))
+        }
     }
 }
 
-fn program(server: &Server) -> String {
+pub(super) fn program(server: &Server) -> String {
     let mode = server.mode().name().to_lowercase();
     let up = since(server.start_time.as_ref(), server.time.as_ref());
     let up = up.map(|up| format!(", up {up}")).unwrap_or_default();
@@ -151,14 +185,27 @@ fn copies(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String)
 }
 
 /// Restarts are always counted in the same way: "restart 1 of 3".
-fn restarts(job: &Job) -> String {
+pub(super) fn restarts(job: &Job) -> String {
     match job.restarts {
         0 => format!("no restart of {}", job.max_restarts),
         used => format!("restart {used} of {}", job.max_restarts),
     }
 }
 
-fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
+fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, wanted: Shown, screen: &mut String) {
+    headline(job, now, paint, screen);
+    details(job, now, paint, screen);
+    if !job.ranks.is_empty() && !is_over(job) {
+        let most = if wanted.ranks { usize::MAX } else { MAX_UNGROUPED_RANKS };
+        let (shown, grouped) = folded(job, most);
+        if !shown.is_empty() {
+            ranks(&shown, paint, screen);
+        }
+        groups(&grouped).iter().for_each(|group| line(screen, &format!("  {group}")));
+    }
+}
+
+fn headline(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     let mut facts = vec![restarts(job)];
     facts.extend(job.step.map(|step| format!("step {step}")));
     facts.extend(job.steps_per_second.map(|rate| format!("{rate:.2} steps/s")));
@@ -169,6 +216,10 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
         screen,
         &format!("job {}  {}  {}", paint.bold(&clean(&job.id)), phase(job, paint), facts.join(", ")),
     );
+}
+
+/// What there is to know of a job besides its ranks, the usual first.
+pub(super) fn details(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     let command = match job.texts_withheld {
         true => format!("(user {} and operators can see its command and its messages)", job.uid),
         false => shortened(&clean(&job.command.join(" ")), MAX_COMMAND_CHARS),
@@ -219,12 +270,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
             &format!("  {}: {} {}", paint.warning("finding"), clean(&finding.headline), paint.dim(&sure)),
         );
     }
-    if !job.ranks.is_empty() && !is_over(job) {
-        ranks(&job.ranks, paint, screen);
-    }
 }
 
-fn phase(job: &Job, paint: Paint) -> String {
+pub(super) fn phase(job: &Job, paint: Paint) -> String {
     let name = job.phase().name();
     match (job.phase(), job.exit_status) {
         (JobPhase::Ended, Some(0)) => paint.good("ENDED (0)"),
@@ -239,16 +287,17 @@ fn phase(job: &Job, paint: Paint) -> String {
 /// The column of the ranks' hosts, which only jobs of several hosts have.
 const HOST_COLUMN: usize = 1;
 
-fn ranks(ranks: &[Rank], paint: Paint, screen: &mut String) {
+fn ranks(ranks: &[&Rank], paint: Paint, screen: &mut String) {
     let header = ["RANK", "HOST", "LOCAL", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "LOSS"];
     let header = header.map(str::to_owned);
-    let rows: Vec<[String; 9]> = std::iter::once(header).chain(ranks.iter().map(cells)).collect();
+    let rows: Vec<[String; 9]> =
+        std::iter::once(header).chain(ranks.iter().map(|rank| cells(rank))).collect();
     let has_hosts = ranks.iter().any(|rank| rank.host.is_some());
     let lines =
         aligned(&rows, |column| matches!(column, HOST_COLUMN | 4 | 6), (!has_hosts).then_some(HOST_COLUMN));
     for (place, text) in lines.iter().enumerate() {
         let text = &format!("  {text}");
-        let rank = place.checked_sub(1).map(|place| &ranks[place]);
+        let rank = place.checked_sub(1).map(|place| ranks[place]);
         line(
             screen,
             &match rank.map(Rank::phase) {
@@ -294,7 +343,7 @@ fn rank_phase(rank: &Rank) -> String {
     }
 }
 
-fn since(start: Option<&Timestamp>, now: Option<&Timestamp>) -> Option<String> {
+pub(super) fn since(start: Option<&Timestamp>, now: Option<&Timestamp>) -> Option<String> {
     let at = |time: &Timestamp| time.seconds as f64 + f64::from(time.nanos) / 1e9;
     Some(spoken(at(now?) - at(start?)))
 }
@@ -394,8 +443,40 @@ mod tests {
     fn one_screen_shows_the_whole_state() {
         let place = SocketAt { socket: "/x".into(), job: None };
         let dead = ServerReply { place: place.clone(), result: Err(AskError::Dead("/run/old.sock".into())) };
-        let text = render(&[ServerReply { place, result: Ok(snapshot()) }, dead], Paint::plain());
+        let text =
+            render(&[ServerReply { place, result: Ok(snapshot()) }, dead], Paint::plain(), Shown::default());
         testing::snapshot!("status", "one screen", text);
+    }
+
+    fn reply(snapshot: Snapshot) -> ServerReply {
+        ServerReply { place: SocketAt { socket: "/x".into(), job: None }, result: Ok(snapshot) }
+    }
+
+    #[test]
+    fn jobs_that_are_over_are_counted_and_many_ranks_are_folded() {
+        let mut snapshot = snapshot();
+        let rank = snapshot.jobs[0].ranks[0].clone();
+        snapshot.jobs[0].ranks = (0..64).map(|number| Rank { rank: number, ..rank.clone() }).collect();
+        snapshot.jobs[0].ranks[7].step = Some(3);
+        let mut over = snapshot.jobs[0].clone();
+        (over.id, over.phase) = ("before".into(), JobPhase::Ended.into());
+        snapshot.jobs.push(over);
+        let usual = render(&[reply(snapshot.clone())], Paint::plain(), Shown::default());
+        testing::snapshot!("status", "64 ranks and a job that is over", usual);
+        let all = render(&[reply(snapshot)], Paint::plain(), Shown { over: true, ranks: true });
+        assert!(all.contains("job before") && all.lines().count() > 64, "{all}");
+    }
+
+    #[test]
+    fn a_host_is_shown_once_with_the_jobs_of_its_agent_and_its_launchers() {
+        let of_agent = snapshot();
+        let mut of_launcher = snapshot();
+        of_launcher.server.mode = ServerMode::Launcher.into();
+        of_launcher.node = Node::default();
+        of_launcher.jobs[0].id = "other".into();
+        let text = render(&[reply(of_agent), reply(of_launcher)], Paint::plain(), Shown::default());
+        assert_eq!(text.matches("node-17").count(), 1, "{text}");
+        assert!(text.contains("\njob demo") && text.contains("\njob other"), "{text}");
     }
 
     #[test]
@@ -405,7 +486,11 @@ mod tests {
         snapshot.jobs[0].exit_status = Some(137);
         snapshot.jobs[0].end_reason = Some("no restarts left".into());
         let place = SocketAt { socket: "/x".into(), job: None };
-        let text = render(&[ServerReply { place, result: Ok(snapshot) }], Paint::plain());
+        let text = render(
+            &[ServerReply { place, result: Ok(snapshot) }],
+            Paint::plain(),
+            Shown { over: true, ranks: false },
+        );
         assert!(text.contains("job demo  ENDED (137)  restart 1 of 3"), "{text}");
         assert!(text.contains("  no restarts left\n"), "{text}");
         assert!(!text.contains("RANK"), "{text}");

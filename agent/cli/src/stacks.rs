@@ -60,30 +60,43 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::UNKNOWN));
         }
     };
-    let (here, elsewhere) = by_host(&job, &host);
-    for (host, ranks) in &elsewhere {
-        let host = clean(host);
-        output::note(&format!("{} on host {host}: run `mainstay stacks` there", listed(ranks)));
-    }
-    let (ours, others): (Vec<&v1::Rank>, Vec<&v1::Rank>) = here.into_iter().partition(|rank| is_itself(rank));
-    for rank in others {
-        output::note(&format!(
-            "rank {}: no process of this host with PID {} is this rank",
-            rank.rank, rank.pid
-        ));
-    }
-    let subjects = subjects(&job, &ours);
-    if subjects.is_empty() {
-        bail!("job {:?} has no living ranks on this host", job.id);
-    }
     let frames = if args.native { Frames::Native } else { Frames::Python };
-    let taken = evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT);
+    let taken = take(&host, &job, frames, &mut |note| output::note(&note))?;
     if args.ask.json {
         output::print(&format!("{}\n", taken.whole))?;
     } else {
         output::print(&shown(&taken, Paint::for_stdout()))?;
     }
     Ok(ExitCode::from(exit::OK))
+}
+
+/// The stacks of a job's ranks on this host, as text, with notes about the ranks without. Takes up to 5 s.
+pub(super) fn text(host: &str, job: &Job) -> anyhow::Result<String> {
+    let mut notes = String::new();
+    let taken = take(host, job, Frames::Python, &mut |note| notes.push_str(&format!("{note}\n")))?;
+    Ok(notes + &shown(&taken, Paint::plain()))
+}
+
+fn take(
+    host: &str,
+    job: &Job,
+    frames: Frames,
+    note: &mut dyn FnMut(String),
+) -> anyhow::Result<evidence::CollectedEvidence> {
+    let (here, elsewhere) = by_host(job, host);
+    for (host, ranks) in &elsewhere {
+        let host = clean(host);
+        note(format!("{} on host {host}: run `mainstay stacks` there", listed(ranks)));
+    }
+    let (ours, others): (Vec<&v1::Rank>, Vec<&v1::Rank>) = here.into_iter().partition(|rank| is_itself(rank));
+    for rank in others {
+        note(format!("rank {}: no process of this host with PID {} is this rank", rank.rank, rank.pid));
+    }
+    let subjects = subjects(job, &ours);
+    if subjects.is_empty() {
+        bail!("job {:?} has no living ranks on this host", job.id);
+    }
+    Ok(evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT))
 }
 
 /// The job with this name, or the only running one, with the host of the server that knows it.

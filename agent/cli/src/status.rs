@@ -11,6 +11,7 @@ use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Client};
 use super::find::{Ask, JobName, SocketAt, SocketSearch, find};
 use super::output::{self, Paint};
+use super::screen::Shown;
 use super::{exit, screen};
 
 /// Show the node, its components, its jobs and their ranks on one screen.
@@ -18,6 +19,7 @@ use super::{exit, screen};
 #[command(after_help = "Examples:
   mainstay status                     everything that answers on this host
   mainstay status demo                one job; the exit status is the job's
+  mainstay status --all               each rank, and the jobs that are over
   mainstay status --json | jq .state
   watch -c mainstay status            again every two seconds
 
@@ -28,6 +30,9 @@ pub(super) struct Args {
     ask: Ask,
     #[command(flatten)]
     job: JobName,
+    /// Show each rank, however many there are, and the jobs that are over
+    #[arg(long)]
+    all: bool,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -42,7 +47,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         output::print(&format!("{}\n", as_json(&answers, &found, status)))?;
         return Ok(ExitCode::from(status));
     }
-    output::print(&screen::render(&answers, Paint::for_stdout()))?;
+    // A job that was asked for is shown when it is over too.
+    let shown = Shown { over: args.all || args.job.is_some(), ranks: args.all };
+    output::print(&screen::render(&answers, Paint::for_stdout(), shown))?;
     if !answers.iter().any(|answer| answer.result.is_ok()) {
         output::note(&nothing_answers(&found));
     } else if let Some(job) = args.job.get().filter(|_| jobs(&answers).next().is_none()) {

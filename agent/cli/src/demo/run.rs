@@ -133,7 +133,7 @@ impl Run {
         self.loss = job.ranks.iter().find_map(|rank| rank.loss).or(self.loss);
         if show {
             line.keep("  $ mainstay status");
-            for row in screen::render(&answers, Paint::for_stdout()).lines() {
+            for row in screen::render(&answers, Paint::for_stdout(), screen::Shown::default()).lines() {
                 line.keep(&format!("  | {row}"));
             }
         }

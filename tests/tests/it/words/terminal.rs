@@ -106,6 +106,15 @@ pub const NOT_OF_SRUN: &str = "but srun did not start this launcher";
 /// What a launcher takes from the scheduler.
 pub const FROM_ENVIRONMENT: &str = "from the environment";
 
+/// A section of the report on a failure.
+pub const WHAT_WAS_DONE: &str = "What was done:";
+/// The title of the stacks on a screen.
+pub const STACKS_OF: &str = "stacks of job";
+/// The screen asks for the reason of a restart.
+pub const RESTART_REASON: &str = "reason:";
+/// The screen asks for a restart a second time.
+pub const RESTART_SURE: &str = "y restarts";
+
 /// A leader that was replaced meanwhile.
 pub fn another_leads(epoch: u64) -> String {
     format!("leads the job now (epoch {epoch})")
