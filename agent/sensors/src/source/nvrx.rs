@@ -118,7 +118,7 @@ struct Scribe {
 
 impl Scribe {
     fn write(&mut self, messages: &mut Vec<ClientMessage>) {
-        for message in message.drain(..) {
+        for message in messages.drain(..) {
             self.report(message);
         }
     }
