@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
@@ -16,6 +17,10 @@ pub(super) const MAX_CONNECTIONS_PER_SOURCE: usize = 128;
 
 /// Connections of all sources of one listener.
 pub(super) const ALL: usize = 1024;
+
+/// The share of the files that this process may have open which the connections of a listener get at most: a launcher
+/// without file descriptors starts no ranks.
+const SHARE_OF_FILES: u64 = 4;
 
 /// The connections that are open, by source.
 #[derive(Debug)]
@@ -28,6 +33,12 @@ pub(super) struct ConnectionLimits<S> {
 }
 
 impl<S: Ord + Copy + Display> ConnectionLimits<S> {
+    /// For the connections of a listener.
+    pub(super) fn of_a_listener() -> ConnectionLimits<S> {
+        let (each, all) = limits(getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(files, _)| files));
+        ConnectionLimits::new(each, all)
+    }
+
     pub(super) fn new(each: usize, all: usize) -> ConnectionLimits<S> {
         ConnectionLimits { taken: Arc::default(), each, all, is_reported: false }
     }
@@ -53,6 +64,12 @@ impl<S: Ord + Copy + Display> ConnectionLimits<S> {
         self.is_reported = false;
         Some(ConnectionPermit { taken: Arc::clone(&self.taken), source })
     }
+}
+
+/// The connections of one source and of all in a process that may have this many files open.
+fn limits(files: u64) -> (usize, usize) {
+    let most = usize::try_from(files / SHARE_OF_FILES).unwrap_or(usize::MAX);
+    (MAX_CONNECTIONS_PER_SOURCE.min(most), ALL.min(most))
 }
 
 /// One connection's place.
@@ -146,7 +163,7 @@ impl<IO: AsyncWrite + Unpin, P: Unpin> AsyncWrite for Placed<IO, P> {
 
 #[cfg(test)]
 mod tests {
-    use super::ConnectionLimits;
+    use super::{ALL, ConnectionLimits, MAX_CONNECTIONS_PER_SOURCE, limits};
 
     #[test]
     fn a_source_that_takes_all_of_its_places_keeps_no_other_out() {
@@ -162,5 +179,12 @@ mod tests {
         drop((held, other, free));
         assert!(places.take(7, false).is_some());
         assert_eq!(places.taken.lock().unwrap().len(), 0, "a source without connections is forgotten");
+    }
+
+    #[test]
+    fn connections_leave_file_descriptors_for_other_work() {
+        assert_eq!(limits(64), (16, 16));
+        assert_eq!(limits(1024), (MAX_CONNECTIONS_PER_SOURCE, 256));
+        assert_eq!(limits(u64::MAX), (MAX_CONNECTIONS_PER_SOURCE, ALL));
     }
 }

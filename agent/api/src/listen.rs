@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
-use super::connection_limits::{ALL, ConnectionLimits, ConnectionPermit, MAX_CONNECTIONS_PER_SOURCE, Placed};
+use super::connection_limits::{ConnectionLimits, ConnectionPermit, Placed};
 use super::tcp_connections::{TcpConnection, TcpConnections};
 use mainstay_sys::peer_groups::peer_groups;
 
@@ -153,7 +153,7 @@ impl UnixSocket {
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
                 let users = Arc::clone(&self.users);
-                let places = Mutex::new(ConnectionLimits::new(MAX_CONNECTIONS_PER_SOURCE, ALL));
+                let places = Mutex::new(ConnectionLimits::of_a_listener());
                 tokio::spawn(accept(stop, sender, async move || {
                     loop {
                         let (stream, _) = listener.accept().await?;
