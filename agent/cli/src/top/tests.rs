@@ -46,7 +46,7 @@ fn many_ranks(step: u64) -> Snapshot {
         host: Some(format!("host-{}", rank / 8)),
         phase: RankPhase::Connected.into(),
         step: Some(if rank == 4711 { 640 } else { step }),
-        sections: vec![if rank % 2 == 0 { "forward".into() } else { "allreduce".into() }],
+        sections: vec![if rank.is_multiple_of(2) { "forward".into() } else { "allreduce".into() }],
         self_time: Some(prost_types::Duration { seconds: 0, nanos: 120_000_000 }),
         against_peers: Some(if rank == 77 { 1.31 } else { 1.0 }),
         wait_share: Some(0.25),
