@@ -94,7 +94,7 @@ impl RunReport {
             .filter_map(|incident| incident_report::from_entries(entries.iter(), Some(incident)));
         let of_incidents = [EventKind::Verdict, EventKind::Decision, EventKind::Outcome, EventKind::Finding];
         let events = entries.iter().map(event).filter(|event| of_incidents.contains(&event.kind()));
-        let summary = summary.or_else(|| recounted.summary(now.mono, 0, String::new()));
+        let summary = summary.or_else(|| recounted.summary(now, 0, String::new()));
         let findings = incident_report::findings(entries.iter());
         let (events, incidents) = (events.collect(), incidents.collect());
         Some(RunReport { job, now, summary, events, incidents, findings })
@@ -227,6 +227,7 @@ mod tests {
             incident: Incident(1),
             action: Action::RestartInJob { attempt: Attempt(1) },
             after: Span::default(),
+            rule: mainstay_model::verdict::Rule::Restart,
             why: "1 of 3 restarts used".to_owned(),
             by: DecidedBy::Launcher,
             agent_evidence: false,

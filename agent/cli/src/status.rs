@@ -48,7 +48,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(status));
     }
     // A job that was asked for is shown when it is over too.
-    let shown = Shown { over: args.all || args.job.is_some(), ranks: args.all };
+    let shown = Shown { over: args.all || args.job.get().is_some(), ranks: args.all };
     output::print(&screen::render(&answers, Paint::for_stdout(), shown))?;
     if !answers.iter().any(|answer| answer.result.is_ok()) {
         output::note(&nothing_answers(&found));

@@ -74,8 +74,8 @@ impl Hang {
     /// What ranks of another host do, in the current attempt.
     pub(crate) fn seen_elsewhere(&mut self, now: Mono, seen: &RankSeen) {
         self.job.seen_elsewhere(now, seen);
-        if seen.sight.registered {
-            let (step, at) = (seen.sight.step, seen.sight.beat_at);
+        if seen.sample.registered {
+            let (step, at) = (seen.sample.step, seen.sample.beat_at);
             let sections = seen.section.iter().cloned().collect();
             self.elsewhere.push((seen.rank, BeatView { step, sections, at, ..BeatView::default() }));
         }
