@@ -198,7 +198,9 @@ impl Page {
     /// Lines of prose that are too long. A line without a space to break at (a link) is not one.
     pub fn long_lines(&self, columns: usize) -> Vec<String> {
         let too_long = |line: &Line| {
+            let is_comment = line.text.trim_start().starts_with("<!--");
             line.kind == Kind::Prose
+                && !is_comment
                 && line.text.chars().count() > columns
                 && line.text.trim_start().split(' ').all(|word| word.chars().count() < columns / 2)
         };

@@ -221,7 +221,8 @@ fn the_output_of_a_users_program_is_for_that_user_and_for_operators() {
     assert_eq!(end.status.code(), Some(7), "{end:?}");
     host.agent.wait_for("job_ended");
     let root = 0;
-    for arguments in [&["status", "--json"][..], &["status"], &["events", "--json"], &["explain", "private"]]
+    for arguments in
+        [&["status", "--json"][..], &["status", "--all"], &["events", "--json"], &["explain", "private"]]
     {
         let seen = |uid| {
             let Output { stdout, stderr, .. } = host.run_as(uid, arguments);

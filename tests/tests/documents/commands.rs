@@ -31,32 +31,40 @@ pub fn unchecked(root: &Path, page: &Page) -> Vec<String> {
         .collect()
 }
 
-/// Command lines of `mainstay`, in blocks and in the text, that it does not understand.
+/// Command lines of `mainstay` that it does not understand: in blocks, and of those in the text the options.
 pub fn refused(page: &Page) -> Vec<String> {
     let blocks = page.blocks().into_iter().filter(|block| block.is_of_commands());
     let in_blocks = blocks.flat_map(|block| {
-        block.commands().into_iter().map(|command| (block.start, command)).collect::<Vec<_>>()
-    });
-    let is_text = |kind: &Kind| matches!(kind, Kind::Prose | Kind::Table);
-    let lines = page.lines.iter().enumerate().filter(|(_, line)| is_text(&line.kind));
-    let in_text = lines.flat_map(|(index, line)| {
-        let code = line.text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("mainstay "));
-        code.map(move |code| (index, code.to_owned()))
+        let commands = block.commands().into_iter();
+        commands.map(|command| (block.start, command, &WRONG_IN_BLOCKS[..])).collect::<Vec<_>>()
     });
     // What changed is written in the words of its time.
     let is_history = page.name == Path::new("CHANGELOG.md");
-    let commands: Vec<(usize, String)> = in_blocks.chain(in_text.filter(|_| !is_history)).collect();
-    commands
-        .into_iter()
-        .filter_map(|(index, command)| {
-            let why = why_refused(&command)?;
-            Some(format!("{}: {command}: {why}", page.at(index)))
-        })
-        .collect()
+    let is_text = |kind: &Kind| matches!(kind, Kind::Prose | Kind::Table) && !is_history;
+    let lines = page.lines.iter().enumerate().filter(|(_, line)| is_text(&line.kind));
+    let in_text = lines.flat_map(|(index, line)| {
+        let code = line.text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("mainstay "));
+        code.map(move |code| (index, code.to_owned(), &WRONG_IN_TEXT[..]))
+    });
+    let complaint = |(index, command, wrong): (usize, String, &[ErrorKind])| {
+        let why = why_refused(&command, wrong)?;
+        Some(format!("{}: {command}: {why}", page.at(index)))
+    };
+    in_blocks.chain(in_text).filter_map(complaint).collect()
 }
 
-/// Why `mainstay` does not understand its part of a command line. What is left out of an example is no error.
-fn why_refused(command: &str) -> Option<String> {
+/// What may not be wrong with a command line that people copy; an example may leave something out.
+const WRONG_IN_BLOCKS: [ErrorKind; 4] = [
+    ErrorKind::UnknownArgument,
+    ErrorKind::InvalidSubcommand,
+    ErrorKind::InvalidValue,
+    ErrorKind::ValueValidation,
+];
+/// The text has placeholders in the place of commands and values.
+const WRONG_IN_TEXT: [ErrorKind; 1] = [ErrorKind::UnknownArgument];
+
+/// Why `mainstay` does not understand its part of a command line.
+fn why_refused(command: &str, wrong: &[ErrorKind]) -> Option<String> {
     let words = shlex::split(command)?;
     let of_mainstay = words.iter().skip_while(|word| *word != "mainstay");
     let is_end = |word: &&String| ["|", ">", "&&", ";", "...", "\u{2026}"].contains(&word.as_str());
@@ -65,20 +73,13 @@ fn why_refused(command: &str) -> Option<String> {
         return None;
     }
     let error = mainstay_cli::command_line().try_get_matches_from(line).err()?;
-    let is_wrong = matches!(
-        error.kind(),
-        ErrorKind::UnknownArgument
-            | ErrorKind::InvalidSubcommand
-            | ErrorKind::InvalidValue
-            | ErrorKind::ValueValidation
-    );
-    is_wrong.then(|| error.to_string().lines().next().unwrap_or_default().to_owned())
+    wrong.contains(&error.kind()).then(|| error.to_string().lines().next().unwrap_or_default().to_owned())
 }
 
 #[test]
 fn an_option_that_is_gone_is_reported_and_an_example_that_leaves_something_out_is_not() {
     let text = "```console\n$ mpirun -x A mainstay run --nproc-per-node 2 ... train.py | tee a\n\
-                $ mainstay status --jsn\n```\nThe command `mainstay ckpt` and `mainstay nosuch x`.\n";
+                $ mainstay status --jsn\n```\n`mainstay ckpt`, `mainstay COMMAND` and `mainstay ranks --nosuch`.\n";
     let found = refused(&Page::parse(Path::new("docs/a.md"), text));
     let lines: Vec<&str> = found.iter().filter_map(|line| line.split(": ").next()).collect();
     assert_eq!(lines, ["docs/a.md:2", "docs/a.md:5"]);

@@ -59,7 +59,12 @@ pub(crate) fn listing(peers: &Service, seen: &RunFilter<'_>) -> ListCheckpointsR
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.divergences().iter().filter(|found| seen.has(&found.key)).map(divergence::out).collect(),
+        unlike: peers
+            .divergences()
+            .iter()
+            .filter(|found| seen.has(&found.key))
+            .map(divergence::out)
+            .collect(),
         excluded: peers.standing().excluded,
     }
 }

@@ -442,7 +442,11 @@ impl Top {
         let table = if lines.area.width >= WIDE {
             let has_hosts = shown.iter().any(|rank| rank.host.is_some());
             let rows: Vec<[String; 12]> = rows.map(wide).collect();
-            aligned(&rows, |column| matches!(column, 1 | 3 | 5 | 6), (!has_hosts).then_some(ranks::HOST_COLUMN))
+            aligned(
+                &rows,
+                |column| matches!(column, 1 | 3 | 5 | 6),
+                (!has_hosts).then_some(ranks::HOST_COLUMN),
+            )
         } else {
             let rows: Vec<[String; 8]> = rows.map(narrow).collect();
             aligned(&rows, |column| matches!(column, 1 | 3 | 4), None)

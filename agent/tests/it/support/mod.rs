@@ -169,8 +169,11 @@ impl Agent {
     #[allow(dead_code, reason = "not every test asks")]
     pub fn status(&self) -> String {
         let mut status = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        let reported =
-            status.args(["status", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
+        let reported = status
+            .args(["status", "--all", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .output()
+            .unwrap();
         String::from_utf8(reported.stdout).unwrap()
     }
 }
