@@ -70,7 +70,6 @@ impl Span {
     }
 
     /// Whether it has no length; by reference, as serde asks.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
     pub fn is_zero(&self) -> bool {
         self.0 == 0
     }
