@@ -156,7 +156,7 @@ fn a_process_that_is_stuck_in_the_gpu_driver_needs_a_reboot() {
         let reason = host.expect("host.processes", Unhealthy, RebootNode);
         testing::snapshot!(
             "reasons",
-            "host_system: a process that is stuck in the gpu driver needs a reboot",
+            &format!("host_system: a process that is stuck in the gpu driver needs a reboot: {}", place[0]),
             reason
         );
         host.blocked(&[]);
