@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mainstay_tests::documents::{self, Checked};
-use mainstay_tests::{Stage, has_client, mainstay, skipped};
+use mainstay_tests::{Stage, has_client, mainstay, processes, skipped};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -37,7 +37,6 @@ state = mainstay.checkpoint.load()
 for step in range(3):
     mainstay.step(step)
 mainstay.checkpoint.save(2, {"step": 2})
-mainstay.checkpoint.flush()
 mark(f"up.{RANK}")
 wait_for("end")
 "#;
@@ -46,6 +45,11 @@ wait_for("end")
     let job = stage.python(script).ranks(2).options(&options).with(&agent).start();
     job.mark("up.0");
     job.mark("up.1");
+    processes::wait_until("the step is on the disk", || {
+        let verified =
+            stage.shell(&format!("mainstay ckpt verify {}", steps.display())).output().expect("a shell");
+        verified.status.success()
+    });
     let trace = stage.work().join("steps.csv");
     let row = |rank: u32, step: u32| format!("{rank},{step},step,{}\n", if rank == 3 { 150 } else { 100 });
     let rows: String = (0..40).flat_map(|step| (0..4).map(move |rank| row(rank, step))).collect();

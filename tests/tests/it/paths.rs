@@ -134,8 +134,9 @@ fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_reports_it() 
     let stage = Stage::new();
     let file = stage.work().join("file");
     fs::write(&file, "").expect("a file");
-    let options = format!("--log-dir {} --runtime-dir {}/run", stage.logs().display(), file.display());
-    let end = stage.python(TRAINER).ranks(2).own_paths().options(&options).start().end();
+    let options =
+        format!("--rdzv-id own --log-dir {} --runtime-dir {}/run", stage.logs().display(), file.display());
+    let end = stage.python(TRAINER).named("own").ranks(2).own_paths().options(&options).start().end();
     end.assert_status(0);
     assert!(is_without_pages(&end), "{end}");
     assert_eq!(end.stdout.matches("trained").count(), 2, "{end}");
@@ -151,8 +152,9 @@ fn a_runtime_directory_that_others_may_write_to_is_not_used() {
     fs::create_dir(&open).expect("a directory");
     fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .expect("our own directory");
-    let options = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), open.display());
-    let end = stage.python(TRAINER).own_paths().options(&options).start().end();
+    let options =
+        format!("--rdzv-id own --log-dir {} --runtime-dir {}", stage.logs().display(), open.display());
+    let end = stage.python(TRAINER).named("own").own_paths().options(&options).start().end();
     end.assert_status(0);
     end.assert_printed(&open.display().to_string());
     assert!(is_without_pages(&end), "{end}");
