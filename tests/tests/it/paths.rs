@@ -9,7 +9,11 @@ use mainstay_tests::{End, Stage, has_client, is_root, journal, mainstay, process
 const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
 
 fn is_without_pages(end: &End) -> bool {
-    journal::facts(&end.journal).any(|fact| matches!(fact, Fact::PagesUnavailable { .. }))
+    journal::facts(&end.journal).any(|fact| match fact {
+        Fact::PagesUnavailable { .. } => true,
+        Fact::AttemptStarted { ranks, .. } => ranks.iter().all(|rank| rank.page.is_none()),
+        _ => false,
+    })
 }
 
 #[test]
