@@ -29,7 +29,7 @@ const LARGEST_LIMIT: usize = 1000;
 /// Entries that one call of ListEvents reads before it answers with what it has found.
 const LOOK_AT_MOST: usize = 20_000;
 /// Bytes of events after which a page ends, well below the 4 MiB that callers accept by default.
-pub(super) const LARGEST_PAGE: usize = 2 << 20;
+pub(super) const MAX_PAGE_BYTES: usize = 2 << 20;
 /// What is read from the journal at a time.
 const CHUNK: Most = Most { entries: 500, bytes: 64 << 10 };
 /// Bytes of memory for a chunk: entries and events need more than lines.
@@ -58,7 +58,7 @@ impl EventService for Events {
             limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
         };
         let filter = request.filter.unwrap_or_default();
-        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE + CHUNK_HELD).await?;
+        let share = self.0.bounds.answer(source, 2 * MAX_PAGE_BYTES + CHUNK_HELD).await?;
         let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
         let (mut looked_at, mut bytes) = (0, 0);
         let mut owners = Owners::default();
@@ -83,7 +83,7 @@ impl EventService for Events {
                     bytes += event.encoded_len();
                     answer.events.push(event);
                 }
-                full = answer.events.len() >= limit || bytes >= LARGEST_PAGE;
+                full = answer.events.len() >= limit || bytes >= MAX_PAGE_BYTES;
                 if full {
                     break;
                 }
@@ -101,7 +101,7 @@ impl EventService for Events {
         let reader = self.0.readers.reader(&request);
         let source = Source::from_connection(request.extensions());
         let ExplainIncidentRequest { job, incident, all } = request.into_inner();
-        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
+        let share = self.0.bounds.answer(source, 2 * MAX_PAGE_BYTES).await?;
         let report = self.0.failure(&job, incident.map(Incident), reader, source).await?;
         let words =
             |markdown| incident_report::render(&report, Options { markdown, all, ..Options::default() });

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::bounds;
-use super::events::{LARGEST_PAGE, of_failures, one};
+use super::events::{MAX_PAGE_BYTES, of_failures, one};
 use super::readers::Reader;
 use super::shares::Source;
 
@@ -32,7 +32,7 @@ impl ExplainService for Explain {
         let source = Source::from_connection(request.extensions());
         let target = request.into_inner().target;
         let target = target.ok_or_else(|| Status::invalid_argument("name what to explain"))?;
-        let share = self.0.bounds.answer(source, 2 * LARGEST_PAGE).await?;
+        let share = self.0.bounds.answer(source, 2 * MAX_PAGE_BYTES).await?;
         let report = match target {
             Target::Component(name) => self.component(&name)?,
             Target::Cursor(cursor) => self.event(cursor, reader, source).await?,

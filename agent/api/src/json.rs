@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 
 use super::ReadSide;
 use super::bounds::{self, Held};
-use super::events::{Events, LARGEST_PAGE};
+use super::events::{Events, MAX_PAGE_BYTES};
 use super::health::Health;
 use super::shares::Source;
 
@@ -74,7 +74,7 @@ async fn job(
 /// The query of a request for events.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct EventQuery {
     #[serde(default)]
     after: u64,
     #[serde(default)]
@@ -85,7 +85,7 @@ struct Wanted {
     severity: Option<String>,
 }
 
-impl Wanted {
+impl EventQuery {
     fn filter(&self) -> Result<EventFilter, Status> {
         const KINDS: [EventKind; 6] = [
             EventKind::Fact,
@@ -117,37 +117,37 @@ fn named<E: ApiEnum + Copy>(field: &str, name: &str, all: &[E]) -> Result<E, Sta
 
 async fn events(
     State(read): State<ReadSide>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
+    query: Result<Query<EventQuery>, QueryRejection>,
     request: Request,
 ) -> Response {
-    let wanted = match wanted {
-        Ok(Query(wanted)) => wanted,
+    let query = match query {
+        Ok(Query(query)) => query,
         Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
     };
-    let filter = match wanted.filter() {
+    let filter = match query.filter() {
         Ok(filter) => Some(filter),
         Err(refused) => return refuse(&refused),
     };
-    let list = ListEventsRequest { after_cursor: wanted.after, limit: wanted.limit, filter };
+    let list = ListEventsRequest { after_cursor: query.after, limit: query.limit, filter };
     answer(Events(read).list_events(asking(list, request)).await, json_of)
 }
 
 /// A failure is named by its job and its number in the job.
 async fn incident(
     State(read): State<ReadSide>,
-    wanted: Result<Path<(String, u64)>, PathRejection>,
+    path: Result<Path<(String, u64)>, PathRejection>,
     request: Request,
 ) -> Response {
-    let Path((job, incident)) = match wanted {
-        Ok(wanted) => wanted,
+    let Path((job, incident)) = match path {
+        Ok(path) => path,
         Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
     };
     let request = asking((), request);
     let (reader, source) = (read.readers.reader(&request), Source::from_connection(request.extensions()));
     let report = async {
-        let share = read.bounds.answer(source, 2 * LARGEST_PAGE).await?;
+        let share = read.bounds.answer(source, 2 * MAX_PAGE_BYTES).await?;
         let report = read.failure(&job, Some(Incident(incident)), reader, source).await?;
-        Ok(bounds::holding(incident_report::with_text(&job, &report), share, 2 * LARGEST_PAGE))
+        Ok(bounds::holding(incident_report::with_text(&job, &report), share, 2 * MAX_PAGE_BYTES))
     };
     answer(report.await, Ok)
 }

@@ -37,7 +37,7 @@ use mainstay_launcher::agent_link;
 use mainstay_launcher::agent_link::checkpoint::NotToStart;
 use mainstay_launcher::checkpoints::replicas::{Listening, ReplicaPlan, Replicas};
 use mainstay_launcher::checkpoints::sealing::Sealing;
-use mainstay_launcher::group::meeting::{self, Found, Place};
+use mainstay_launcher::group::meeting::{self, Attendance, MeetingResult};
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
 use mainstay_launcher::order::Ordered;
@@ -173,7 +173,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let with_memory = plan.settings.checkpoints.in_memory && rank_spec.page_dir.is_some();
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
-    let (mut place, hand_back): (Option<Place>, _) = (None, plan.settings.policy.hand_back_exit);
+    let (mut place, hand_back): (Option<Attendance>, _) = (None, plan.settings.policy.hand_back_exit);
     let (rank_spec, together) = match plan.hosts {
         None => (rank_spec, None),
         Some(hosts) => {
@@ -185,11 +185,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
                 found = meeting::find(hosts, &print) => found?,
             };
             let hosts = match found {
-                Found::At(hosts, at) => {
+                MeetingResult::At(hosts, at) => {
                     place = at;
                     *hosts
                 }
-                Found::Ended(exit) => {
+                MeetingResult::Ended(exit) => {
                     terminal.print(format!("the job has ended with status {exit} before this host came"));
                     terminal.flush(Duration::from_millis(500));
                     return Ok(LauncherEnd::With(exit));

@@ -39,7 +39,7 @@ const MAX_RANKS: usize = 131_072;
 const MAX_UNFINISHED_BYTES: usize = 64 * 1024;
 /// The rest of a line that is longer than this is skipped: it is no message of a program. Progress bars write over their line,
 /// and so a carriage return ends one too.
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 /// Maximum size of a source that is read a second time with its lines joined, against wrapped text.
 const MAX_JOINED_BYTES: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
@@ -182,7 +182,7 @@ impl<'c> Scan<'c> {
             Some(end) => block.len() - end - 1,
             None => self.of_line + block.len(),
         };
-        self.skips = self.of_line > LONGEST_LINE;
+        self.skips = self.of_line > MAX_LINE_BYTES;
     }
 
     /// Ends the text and returns the findings.

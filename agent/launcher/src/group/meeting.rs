@@ -24,17 +24,17 @@ use tokio::time::Instant;
 use crate::group::plan::{HostsPlan, StoreKind};
 
 /// How often the host of a slot shows that it is alive.
-const SHOW_EVERY: Duration = Duration::from_secs(5);
+const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A host that has not shown that for so long, and does not answer at its endpoint either, is gone. Longer than the lease of
 /// a leader.
-const GONE_AFTER: Duration = Duration::from_secs(30);
+const GONE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The pause between two looks at the directory.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the directory's file system may take.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_secs(30);
 
 const ENDED: &str = "ended";
 
@@ -53,9 +53,9 @@ pub struct Meeting {
 
 /// The result of [`find`].
 #[derive(Debug)]
-pub enum Found {
+pub enum MeetingResult {
     /// The hosts meet here.
-    At(Box<HostsPlan>, Option<Place>),
+    At(Box<HostsPlan>, Option<Attendance>),
     /// The job has ended with this status.
     Ended(i32),
 }
@@ -64,33 +64,33 @@ pub enum Found {
 ///
 /// # Errors
 /// The directory cannot be used, or too few hosts have come in time.
-pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<Found> {
-    let Some(meeting) = plan.meeting.clone() else { return Ok(Found::At(Box::new(plan), None)) };
+pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<MeetingResult> {
+    let Some(meeting) = plan.meeting.clone() else { return Ok(MeetingResult::At(Box::new(plan), None)) };
     let directory = meeting.directory.display().to_string();
     let until = Instant::now() + Duration::from_nanos(plan.waits().0);
     let mut reported = String::new();
     loop {
         let (look, returns) = (meeting.clone(), plan.returning);
         let look = tokio::task::spawn_blocking(move || look.look(returns));
-        let Ok(look) = tokio::time::timeout(ANSWERS_WITHIN, look).await else {
-            bail!("{directory}: its file system has not answered within {ANSWERS_WITHIN:?}");
+        let Ok(look) = tokio::time::timeout(FILE_SYSTEM_TIMEOUT, look).await else {
+            bail!("{directory}: its file system has not answered within {FILE_SYSTEM_TIMEOUT:?}");
         };
         let look = look.context("looking where the hosts meet")?;
         match look.with_context(|| format!("{directory}, where the hosts agree on where they meet"))? {
             Look::Again => continue,
-            Look::Ended(exit) => return Ok(Found::Ended(exit)),
+            Look::Ended(exit) => return Ok(MeetingResult::Ended(exit)),
             Look::Meet { generation, endpoints, slot } => {
                 let (endpoints, store) = match Endpoint::parse_list(&endpoints.join(","), meeting.me.port) {
                     Ok(one) if one.len() == 1 => (one, StoreKind::Builtin),
                     Ok(more) => (more, StoreKind::Managed),
                     Err(error) => bail!("{directory}: {error}"),
                 };
-                let place = Place::keep(&meeting, generation, slot)
+                let place = Attendance::keep(&meeting, generation, slot)
                     .with_context(|| format!("keeping this host's place in {directory}"))?;
                 let is_host = matches!(store, StoreKind::Builtin).then_some(place.has_slot).or(plan.is_host);
                 let plan = HostsPlan { endpoints, store, is_host, ..plan };
                 print(format!("the hosts meet at {} ({directory})", plan.endpoint()));
-                return Ok(Found::At(Box::new(plan), Some(place)));
+                return Ok(MeetingResult::At(Box::new(plan), Some(place)));
             }
             Look::Wait(why) => {
                 if Instant::now() >= until {
@@ -102,7 +102,7 @@ pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<Fo
                 }
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
@@ -127,7 +127,7 @@ struct Generation {
     /// The endpoint of each slot that is taken.
     slots: BTreeMap<usize, String>,
     /// How many slots there are, by the host that took the first.
-    wanted: usize,
+    slot_count: usize,
     /// The status with which the job ended.
     ended: Option<i32>,
 }
@@ -135,7 +135,7 @@ struct Generation {
 impl Meeting {
     fn look(&self, returns: bool) -> io::Result<Look> {
         fs::create_dir_all(&self.directory)?;
-        let Generation { number, slots, wanted, ended } = self.newest()?;
+        let Generation { number, slots, slot_count, ended } = self.newest()?;
         match ended {
             Some(exit) if exit == 0 || returns => return Ok(Look::Ended(exit)),
             Some(_) => return self.take(number + 1, 1, self.slots),
@@ -145,18 +145,18 @@ impl Meeting {
         let mine = slots.iter().find(|(_, endpoint)| **endpoint == self.me.authority());
         let slot = mine.map(|(slot, _)| self.file(number, *slot));
         if let Some(slot) = &slot {
-            show(slot)?;
+            touch(slot)?;
         }
-        if slots.len() < wanted {
+        if slots.len() < slot_count {
             if slot.is_none() && self.has_etcd {
-                return self.take(number, slots.len() + 1, wanted);
+                return self.take(number, slots.len() + 1, slot_count);
             }
-            let missing = wanted - slots.len();
+            let missing = slot_count - slots.len();
             return Ok(Look::Wait(format!(
                 "waiting for {missing} more host(s) that can run etcd for the job"
             )));
         }
-        if !self.are_most_alive(number, &slots, wanted)? {
+        if !self.are_most_alive(number, &slots, slot_count)? {
             return self.take(number + 1, 1, self.slots);
         }
         Ok(Look::Meet { generation: number, endpoints: slots.into_values().collect(), slot })
@@ -174,8 +174,8 @@ impl Meeting {
 
     /// Whether the hosts still meet as this generation has it.
     fn is_current(&self, generation: u64) -> io::Result<bool> {
-        let Generation { number, slots, wanted, ended } = self.newest()?;
-        Ok(number == generation && ended.is_none() && self.are_most_alive(number, &slots, wanted)?)
+        let Generation { number, slots, slot_count, ended } = self.newest()?;
+        Ok(number == generation && ended.is_none() && self.are_most_alive(number, &slots, slot_count)?)
     }
 
     /// The newest generation; an empty one if there is none.
@@ -196,9 +196,11 @@ impl Meeting {
             let text = fs::read_to_string(self.directory.join(&name))?;
             if part == ENDED {
                 newest.ended = Some(text.trim().parse().unwrap_or(1));
-            } else if let (Ok(slot), Some((endpoint, wanted))) = (part.parse(), text.trim().split_once(' ')) {
+            } else if let (Ok(slot), Some((endpoint, slot_count))) =
+                (part.parse(), text.trim().split_once(' '))
+            {
                 newest.slots.insert(slot, endpoint.to_owned());
-                newest.wanted = wanted.parse().unwrap_or(1);
+                newest.slot_count = slot_count.parse().unwrap_or(1);
             }
         }
         Ok(newest)
@@ -242,7 +244,7 @@ fn temporary() -> String {
     format!(".{}-{:x}", std::process::id(), mainstay_sys::clock::now().wall.0)
 }
 
-fn show(file: &Path) -> io::Result<()> {
+fn touch(file: &Path) -> io::Result<()> {
     let now = TimeSpec::UTIME_NOW;
     Ok(utimensat(AT_FDCWD, file, &now, &now, UtimensatFlags::FollowSymlink)?)
 }
@@ -250,7 +252,7 @@ fn show(file: &Path) -> io::Result<()> {
 fn is_fresh(file: &Path, now: std::time::SystemTime) -> bool {
     let shown = fs::metadata(file).and_then(|of| of.modified());
     // One from the future is fresh.
-    shown.is_ok_and(|shown| now.duration_since(shown).is_ok_and(|age| age < GONE_AFTER) || shown > now)
+    shown.is_ok_and(|shown| now.duration_since(shown).is_ok_and(|age| age < GONE_TIMEOUT) || shown > now)
 }
 
 fn answers(endpoint: &str) -> bool {
@@ -262,37 +264,37 @@ fn answers(endpoint: &str) -> bool {
 
 /// This host's place in a meeting. While it is kept, a slot of this host shows that it is alive.
 #[derive(Debug)]
-pub struct Place {
+pub struct Attendance {
     meeting: Meeting,
     generation: u64,
     has_slot: bool,
     _stop: Sender<()>,
 }
 
-impl Place {
-    fn keep(meeting: &Meeting, generation: u64, slot: Option<PathBuf>) -> io::Result<Place> {
+impl Attendance {
+    fn keep(meeting: &Meeting, generation: u64, slot: Option<PathBuf>) -> io::Result<Attendance> {
         let (stop, stopped) = channel::<()>();
         let has_slot = slot.is_some();
         if let Some(slot) = slot {
             let keep = move || {
-                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(SHOW_EVERY) {
+                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TOUCH_INTERVAL) {
                     // A file system that does not answer now may do so later; until then, others ask at the endpoint.
-                    let _ = show(&slot);
+                    let _ = touch(&slot);
                 }
             };
             std::thread::Builder::new().name("meeting".to_owned()).spawn(keep)?;
         }
-        Ok(Place { meeting: meeting.clone(), generation, has_slot, _stop: stop })
+        Ok(Attendance { meeting: meeting.clone(), generation, has_slot, _stop: stop })
     }
 
     /// Waits until the hosts do not meet here any more: most of those that keep the store are gone, or the job has ended.
     pub async fn is_given_up(&self) {
         loop {
-            tokio::time::sleep(SHOW_EVERY).await;
+            tokio::time::sleep(TOUCH_INTERVAL).await;
             let (meeting, generation) = (self.meeting.clone(), self.generation);
             let look = tokio::task::spawn_blocking(move || meeting.is_current(generation));
             // A file system that does not answer says nothing about the hosts.
-            if let Ok(Ok(Ok(false))) = tokio::time::timeout(ANSWERS_WITHIN, look).await {
+            if let Ok(Ok(Ok(false))) = tokio::time::timeout(FILE_SYSTEM_TIMEOUT, look).await {
                 return;
             }
         }
@@ -336,7 +338,7 @@ mod tests {
 
     /// A host that has not shown for long that it is alive.
     fn age(directory: &Path, file: &str) {
-        let long_ago = std::time::SystemTime::now() - GONE_AFTER * 2;
+        let long_ago = std::time::SystemTime::now() - GONE_TIMEOUT * 2;
         let file = fs::File::options().append(true).open(directory.join("meeting").join(file));
         file.and_then(|file| file.set_modified(long_ago)).expect("our own file");
     }
@@ -402,7 +404,7 @@ mod tests {
         let directory = testing::tempdir().expect("a directory");
         let [first, second] = ["127.0.0.2", "127.0.0.3"].map(|name| host(directory.path(), name, 1));
         look(&first);
-        let place = |generation| Place::keep(&first, generation, None).expect("a place");
+        let place = |generation| Attendance::keep(&first, generation, None).expect("a place");
         place(1).ended(75).expect("a note");
         assert_eq!(second.look(true).expect("a look"), Look::Ended(75), "a launcher that comes back");
         assert_eq!(met(look(&second)), (2, vec!["127.0.0.3:9".to_owned()], true));

@@ -31,19 +31,19 @@ pub const SUBCOMMAND: &str = "log-mirror";
 const MAX_LINKS: usize = 40;
 
 /// How long the end of a job waits for the copies, and how long if the log directory does not answer by then.
-const COPIED_WITHIN: Duration = Duration::from_secs(5);
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const COPY_TIMEOUT: Duration = Duration::from_secs(5);
+const SILENT_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long it then waits for the mirror's exit.
-const EXIT_WITHIN: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Asks the mirror to copy everything; answered by [`News::Copied`] or [`News::Left`].
+/// Asks the mirror to copy everything; answered by [`MirrorReport::Copied`] or [`MirrorReport::Left`].
 const COPY: &str = "copy\n";
 
 /// A line of the mirror.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum News {
+enum MirrorReport {
     /// The run has its directories.
     Opened { published: PathBuf, local: PathBuf },
     /// The run cannot have them.
@@ -64,7 +64,7 @@ pub struct LogMirror {
     child: Child,
     orders: ChildStdin,
     /// Answers to [`COPY`].
-    answers: Receiver<News>,
+    answers: Receiver<MirrorReport>,
     silent: Arc<AtomicBool>,
     reported: bool,
     /// The log directory and its file system, in words.
@@ -94,8 +94,8 @@ impl LogMirror {
         let orders = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut news = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
         let (published, local) = match next(&mut news) {
-            Some(News::Opened { published, local }) => (published, local),
-            Some(News::Failed(error)) => return Err(io::Error::other(error)),
+            Some(MirrorReport::Opened { published, local }) => (published, local),
+            Some(MirrorReport::Failed(error)) => return Err(io::Error::other(error)),
             _ => return Err(io::Error::other("the process that copies the logs ended")),
         };
         let (answer, answers) = channel();
@@ -137,19 +137,19 @@ impl LogMirror {
 
     /// Has everything copied that is written by now. Returns a line for people if that is not possible.
     pub fn copy_all(&mut self) -> Option<String> {
-        let within = if self.silent.load(Ordering::Relaxed) { ANSWERS_WITHIN } else { COPIED_WITHIN };
+        let within = if self.silent.load(Ordering::Relaxed) { SILENT_COPY_TIMEOUT } else { COPY_TIMEOUT };
         let asked = self.orders.write_all(COPY.as_bytes());
         let answer = asked.map_err(|_| RecvTimeoutError::Disconnected);
         let why = match answer.and_then(|()| self.answers.recv_timeout(within)) {
-            Ok(News::Copied { lost: 0 }) => return None,
-            Ok(News::Copied { lost }) => {
+            Ok(MirrorReport::Copied { lost: 0 }) => return None,
+            Ok(MirrorReport::Copied { lost }) => {
                 return Some(format!(
                     "{lost} bytes of the ranks' output are not in {}: there was no room for them while its file system did \
                      not answer",
                     self.published.display()
                 ));
             }
-            Ok(News::Left(why)) => why,
+            Ok(MirrorReport::Left(why)) => why,
             Ok(_) | Err(RecvTimeoutError::Timeout) => format!("{}, does not answer", self.named),
             Err(RecvTimeoutError::Disconnected) => {
                 format!("process {}, which copies them, is gone", self.child.id())
@@ -167,9 +167,9 @@ impl LogMirror {
     pub fn end(self) {
         let LogMirror { mut child, orders, answers, .. } = self;
         drop(orders);
-        let until = Instant::now() + EXIT_WITHIN;
+        let until = Instant::now() + EXIT_TIMEOUT;
         // The channel is closed with the mirror's output.
-        while !matches!(answers.recv_timeout(EXIT_WITHIN), Err(RecvTimeoutError::Disconnected)) {
+        while !matches!(answers.recv_timeout(EXIT_TIMEOUT), Err(RecvTimeoutError::Disconnected)) {
             if Instant::now() >= until {
                 return;
             }
@@ -178,17 +178,17 @@ impl LogMirror {
     }
 }
 
-fn next(news: &mut impl BufRead) -> Option<News> {
+fn next(news: &mut impl BufRead) -> Option<MirrorReport> {
     let mut line = String::new();
     news.read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
 }
 
-fn listen(news: &mut BufReader<ChildStdout>, silent: &AtomicBool, answers: &Sender<News>) {
+fn listen(news: &mut BufReader<ChildStdout>, silent: &AtomicBool, answers: &Sender<MirrorReport>) {
     while let Some(news) = next(news) {
         match news {
-            News::Silent => silent.store(true, Ordering::Relaxed),
-            News::Answers => silent.store(false, Ordering::Relaxed),
+            MirrorReport::Silent => silent.store(true, Ordering::Relaxed),
+            MirrorReport::Answers => silent.store(false, Ordering::Relaxed),
             answer => {
                 // The launcher may have stopped waiting.
                 let _ = answers.send(answer);

@@ -15,7 +15,7 @@ use nix::fcntl::Flock;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::statvfs;
 
-use super::News;
+use super::MirrorReport;
 use super::copy::{Copier, Progress, make_room};
 use crate::paths::{self, new_run_dir};
 
@@ -23,15 +23,15 @@ use crate::paths::{self, new_run_dir};
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often copying is tried that fails after the launcher has ended, and for how long.
-const BETWEEN_TRIES: Duration = Duration::from_secs(5);
-const TRIED_FOR: Duration = Duration::from_secs(600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// After this time without an answer the log directory counts as silent.
-const SILENT_AFTER: Duration = Duration::from_secs(5);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most bytes of output in the local directory, and their largest share of its file system, which may be memory.
-const MOST_BYTES: u64 = 512 << 20;
-const LARGEST_SHARE: u64 = 4;
+const MAX_LOCAL_BYTES: u64 = 512 << 20;
+const SHARE_DIVISOR: u64 = 4;
 
 /// The name of local directories, which are in the runtime directory.
 const LOCAL_NAME: &str = "logs-";
@@ -69,18 +69,18 @@ pub fn mirror(log_dir: &Path, runtime_root: &Path, run_id: &str) {
         });
     let (published, home, lock) = match opened {
         Ok(opened) => opened,
-        Err(error) => return report(&News::Failed(error)),
+        Err(error) => return report(&MirrorReport::Failed(error)),
     };
     let (Some(log_dir), Some(run)) = (published.parent(), published.file_name()) else { return };
     if published.to_str().is_none() || home.to_str().is_none() {
-        return report(&News::Failed("its path is not UTF-8".to_owned()));
+        return report(&MirrorReport::Failed("its path is not UTF-8".to_owned()));
     }
     // The run's directory has the same name in both.
     let local = home.join(run);
     if let Err(error) = fs::create_dir(&local) {
-        return report(&News::Failed(format!("{}: {error}", local.display())));
+        return report(&MirrorReport::Failed(format!("{}: {error}", local.display())));
     }
-    report(&News::Opened { published: published.clone(), local });
+    report(&MirrorReport::Opened { published: published.clone(), local });
     learned::forget_the_oldest(&log_dir.join(learned::DIRECTORY));
 
     let progress = Arc::new(Mutex::new(Progress::default()));
@@ -118,18 +118,18 @@ fn serve(copier: &mut Copier, orders: &Receiver<Order>) -> bool {
                 let _ = copier.pass(false);
             }
             Ok(Order::Copy) => match copier.pass(true) {
-                Ok(()) => report(&News::Copied { lost: copier.lost() }),
-                Err(error) => report(&News::Left(error)),
+                Ok(()) => report(&MirrorReport::Copied { lost: copier.lost() }),
+                Err(error) => report(&MirrorReport::Left(error)),
             },
             Ok(Order::End) | Err(RecvTimeoutError::Disconnected) => break,
         }
     }
     let began = Instant::now();
     while copier.pass(true).is_err() {
-        if began.elapsed() >= TRIED_FOR {
+        if began.elapsed() >= RETRY_TIMEOUT {
             return false;
         }
-        std::thread::sleep(BETWEEN_TRIES);
+        std::thread::sleep(RETRY_INTERVAL);
     }
     true
 }
@@ -142,22 +142,22 @@ fn watch(progress: &Mutex<Progress>, local: &Path) {
         let waits = {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             make_room(local, room(local), &mut progress);
-            progress.asked.is_some_and(|asked| asked.elapsed() >= SILENT_AFTER)
+            progress.asked.is_some_and(|asked| asked.elapsed() >= SILENCE_TIMEOUT)
         };
         if waits != silent {
             silent = waits;
-            report(if silent { &News::Silent } else { &News::Answers });
+            report(if silent { &MirrorReport::Silent } else { &MirrorReport::Answers });
         }
     }
 }
 
 fn room(local: &Path) -> u64 {
     let all = statvfs(local).map_or(u64::MAX, |of| of.blocks().saturating_mul(of.fragment_size()));
-    MOST_BYTES.min(all / LARGEST_SHARE)
+    MAX_LOCAL_BYTES.min(all / SHARE_DIVISOR)
 }
 
 /// Standard output is the launcher, which may have ended.
-fn report(news: &News) {
+fn report(news: &MirrorReport) {
     if let Ok(mut line) = serde_json::to_vec(news) {
         line.push(b'\n');
         let mut out = io::stdout().lock();

@@ -304,7 +304,7 @@ impl Writer {
     fn reached(&mut self, step: u64, at: f64, log: &mut Vec<Value>) {
         let Some((before, since)) = self.done.filter(|(before, _)| *before < step) else { return };
         // A program that suddenly numbers its steps in another way has not done all steps between.
-        let first = if step - before > MOST_AT_ONCE { step } else { before + 1 };
+        let first = if step - before > MAX_STEP_GAP { step } else { before + 1 };
         let steps = (step - first + 1) as f64;
         for (number, place) in (first..=step).zip(1_u32..) {
             log.push(self.step(number, since + (at - since) * f64::from(place) / steps));
@@ -323,7 +323,7 @@ impl Writer {
 }
 
 /// The most steps between two entries.
-const MOST_AT_ONCE: u64 = 1 << 24;
+const MAX_STEP_GAP: u64 = 1 << 24;
 
 fn seconds(at: Wall) -> f64 {
     at.0 as f64 / 1e9

@@ -357,7 +357,7 @@ fn block(of: &JobAccount) -> String {
         causes.push((of.books.times.iter().filter(charged).map(seconds).sum(), cause));
     }
     causes.sort_by(|a, b| b.0.total_cmp(&a.0));
-    for (spent, cause) in causes.iter().take(MOST_CAUSES) {
+    for (spent, cause) in causes.iter().take(MAX_CAUSES) {
         let steps = match cause.lost_steps {
             0 => String::new(),
             steps => format!(", {steps} step(s) done again"),
@@ -366,14 +366,14 @@ fn block(of: &JobAccount) -> String {
         let said = if cause.headline.is_empty() { &cause.kind } else { &cause.headline };
         let _ = writeln!(text, "  {:>9}  {}{host}{steps}: {}", time(*spent), cause.kind, clean(said));
     }
-    if let Some(more @ 1..) = causes.len().checked_sub(MOST_CAUSES) {
+    if let Some(more @ 1..) = causes.len().checked_sub(MAX_CAUSES) {
         let _ = writeln!(text, "  and {more} more: --json has all");
     }
     text
 }
 
 /// The most causes of a job that are shown.
-const MOST_CAUSES: usize = 8;
+const MAX_CAUSES: usize = 8;
 
 /// What was lost, by what it is grouped by. Time that no cause explains is in a group of its own.
 fn grouped(jobs: &[JobAccount], by: GroupBy, price: Option<f64>) -> String {
