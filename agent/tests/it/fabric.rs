@@ -32,7 +32,10 @@ impl Sys {
     fn write(&self, path: &str, text: &str) {
         let path = self.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        // As in sysfs, a reader sees the old text or the new one, never an empty file.
+        let new = path.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, path).unwrap();
     }
 
     /// A PCI function below a bridge below a root port.
@@ -293,6 +296,7 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
     drop(first);
 
     let second = agent(&sys);
+    second.wait_for_first_reading("fabric.mlx5_0/1");
     sys.down("mlx5_0");
     second.wait_for(reasons::LINK_DOWN);
     sys.up("mlx5_0");
@@ -302,7 +306,7 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
 
     // The third agent has seen no flap itself.
     let third = agent(&sys);
-    third.wait_for("fabric.mlx5_0/1");
+    third.wait_for_first_reading("fabric.mlx5_0/1");
     let status = third.status();
     let line = status.lines().find(|line| line.contains("fabric.mlx5_0/1")).unwrap();
     assert!(line.contains("UNHEALTHY") && line.contains("3 times"), "{status}");

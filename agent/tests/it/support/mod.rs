@@ -5,6 +5,7 @@ pub mod libtpu;
 pub mod metadata;
 pub mod ras;
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -69,6 +70,18 @@ impl Agent {
     /// The first event in the journal, from its start, that contains this: an identifier, or a line of the words.
     pub fn wait_for(&self, words: &str) -> String {
         self.wait_until(words, |line| line.contains(words))
+    }
+
+    /// The first reading of a component by this agent: the journal also has those of earlier agents.
+    #[allow(dead_code, reason = "not every test starts an agent again")]
+    pub fn wait_for_first_reading(&self, component: &str) -> String {
+        let (own, started) = (self.child.id().to_string(), Cell::new(false));
+        self.wait_until(&format!("a reading of {component} by agent {own}"), |line| {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let attributes = &event["attributes"];
+            started.set(started.get() || (event["type"] == "started" && attributes["pid"] == own.as_str()));
+            started.get() && event["type"] == "health_changed" && attributes["component.name"] == component
+        })
     }
 
     fn wait_until(&self, what: &str, is_it: impl Fn(&str) -> bool) -> String {
