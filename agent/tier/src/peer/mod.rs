@@ -2,7 +2,8 @@
 //!
 //! From the bottom: `frame` (headers), `error`, `token`, `tls` and `credentials` (authentication), `pace` (rate limits), `wire` (one
 //! connection), `user` (whose files are read), `withdrawal` (deletion of replicas), `store` (replicas for other hosts), `local_shards`
-//! (shards of this host, also in launchers' memory); `message`, `server`, `client`; `service`, which joins them; `receive`, `pieces` (shards
+//! (shards of this host, on disk), `pooled` (in launchers' memory), `open_shard`; `durable` (storage that outlives the hosts);
+//! `message`, `server`, `client`; `service`, which joins them; `receive`, `pieces` (shards
 //! from pieces) and `restore`.
 //!
 //! Received data is not trusted: every header is signed, every chunk is compared with the owner's
@@ -10,12 +11,15 @@
 
 pub mod client;
 pub mod credentials;
+pub(crate) mod durable;
 pub mod error;
 pub mod frame;
 pub(crate) mod local_shards;
 mod message;
+mod open_shard;
 pub mod pace;
 mod pieces;
+mod pooled;
 mod receive;
 mod restore;
 mod server;
@@ -33,12 +37,14 @@ mod withdrawal;
 const REPLICATE_NICE: i32 = 10;
 
 pub use crate::seal::{SealedShard, SealedShardError};
-pub use local_shards::{OpenShard, WatchedDirectory};
+pub use durable::{Durable, DurableFigures};
+pub use local_shards::WatchedDirectory;
 pub use message::{Inventory, StoredCopy};
+pub use open_shard::OpenShard;
 pub use receive::{ShardWriter, settle_lent};
 pub(crate) use restore::land;
 pub use restore::{FetchedShards, Progress, Restored, look_directory, verify_directory};
-pub use service::{Counts, Durable, DurableFigures, Lag, Peer, Service, Settings, StartError};
+pub use service::{Counts, Lag, Peer, Service, Settings, StartError};
 pub use throttle::ReplicationOverhead;
 pub use user::{Access, User, Users};
 pub use withdrawal::{WithdrawalKey, WithdrawalLock};

@@ -4,13 +4,16 @@ mod ask_pace;
 mod connection_slots;
 mod known_copies;
 mod repair;
+mod settings;
+mod signals;
+mod threads;
 
+pub use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::decision::Decisions;
@@ -27,23 +30,19 @@ use mainstay_diagnosis::repeats::{MAX_REPORTED, RemoteFailure, RemoteFailures};
 use mainstay_sys::clock::mono;
 
 use crate::lock;
-use crate::os::{lower_priority, spawn};
-use crate::peer::client::{PeerClient, Target};
+use crate::peer::client::PeerClient;
 use crate::peer::credentials::Credentials;
+use crate::peer::durable::{Durable, DurableFigures};
 use crate::peer::error::PeerError;
-use crate::peer::local_shards::{LocalShards, OpenShard, WatchedDirectory};
+use crate::peer::local_shards::{LocalShards, WatchedDirectory};
 use crate::peer::message::{Inventory, Withdrawal};
+use crate::peer::open_shard::OpenShard;
 use crate::peer::pace::Limit;
-use crate::peer::service::ask_pace::AskPace;
 use crate::peer::service::connection_slots::{ConnectionSlots, Refusals};
+use crate::peer::service::signals::Signals;
 use crate::peer::store::{Store, StoreError};
 use crate::peer::throttle::{ReplicationOverhead, ReplicationThrottle};
 use crate::peer::user::Users;
-use crate::peer::wire::{Timeouts, Wire};
-use crate::peer::{REPLICATE_NICE, server};
-
-/// Time until an incomplete shard without new chunks is discarded.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Interval of checks for sealed shards in launchers' memory: a few reads for each rank.
 const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -212,17 +211,7 @@ impl Service {
             signals: Signals::default(),
             settings,
         });
-        for (name, work) in [
-            ("ckpt-verify", verify as fn(&Shared)),
-            ("ckpt-ask", ask),
-            ("ckpt-send", send),
-            ("ckpt-ready", make_ready),
-        ] {
-            let shared = Arc::clone(&shared);
-            spawn(name, move || work(&shared)).map_err(StartError::Thread)?;
-        }
-        let accepting = Arc::clone(&shared);
-        spawn("ckpt-listen", move || accept(&listener, &accepting)).map_err(StartError::Thread)?;
+        threads::start(&shared, listener).map_err(StartError::Thread)?;
         Ok(Service { shared, address })
     }
 
@@ -421,281 +410,6 @@ impl Shared {
     /// Opens a shard on this host: of its ranks, or stored for others.
     pub(crate) fn open(&self, root: &str) -> Option<OpenShard> {
         self.own.open(root).or_else(|| self.store.open_replica(root).map(OpenShard::of_replica))
-    }
-}
-
-// Settings of the service among peers.
-
-/// Settings of the service.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Address to listen on.
-    pub listen: SocketAddr,
-    /// The name by which the others know this agent: its entry in their `peers`.
-    pub name: String,
-    /// All agents, as `host:port`; this one may be among them.
-    pub peers: Vec<String>,
-    /// Failure domain of this host.
-    pub domain: String,
-    /// Directory of the replicas.
-    pub store: PathBuf,
-    /// Maximum number of bytes of replicas.
-    pub quota: u64,
-    /// Replicas of each shard in addition to the owner's copy.
-    pub copies: usize,
-    /// How shards are cut into pieces, which are stored instead of replicas if there are enough failure domains.
-    pub parity: Option<Parity>,
-    /// Minimum number of whole steps to keep.
-    pub keep: usize,
-    /// Peers that are used only if there is no other.
-    pub avoid: BTreeSet<String>,
-    /// Bytes per second for all replication; 0: no limit.
-    pub rate: u64,
-    /// The share of training time that replication may cost, measured by its steps; 0: no limit.
-    pub slowdown: f64,
-    /// Connections for one shard.
-    pub streams: usize,
-    /// Time between two checks of own directories and peers.
-    pub interval: Duration,
-    /// Time limits for peers.
-    pub patience: Timeouts,
-    /// This version of Mainstay.
-    pub software: String,
-    /// The users for whom this process acts.
-    pub users: Arc<Users>,
-}
-
-impl Settings {
-    /// Settings without peers and replicas: the service knows only the shards of this host.
-    pub fn alone(store: PathBuf, name: String) -> Settings {
-        Settings {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            name,
-            peers: Vec::new(),
-            domain: String::new(),
-            store,
-            quota: 0,
-            copies: 0,
-            parity: None,
-            keep: 1,
-            avoid: BTreeSet::new(),
-            rate: 0,
-            slowdown: 0.0,
-            streams: 1,
-            interval: Duration::from_millis(500),
-            patience: Timeouts::default(),
-            software: env!("CARGO_PKG_VERSION").to_owned(),
-            users: Arc::default(),
-        }
-    }
-}
-
-// The threads of the service: they verify, ask, send and listen as long as it lives.
-
-fn verify(shared: &Shared) {
-    lower_priority(19, true);
-    shared.store.verify_all(|shard| {
-        shared.count(|counts| counts.damaged += 1);
-        tracing::warn!(
-            run = %shard.key.run,
-            step = shard.key.step,
-            rank = shard.rank,
-            "a replica was damaged and is deleted"
-        );
-    });
-}
-
-/// Prepares memory for the shards that are expected.
-fn make_ready(shared: &Shared) {
-    lower_priority(19, true);
-    let mut seen = Vec::new();
-    while let Some(sizes) = shared.signals.expected_other_than(&seen) {
-        shared.store.prepare(&sizes, &|| !shared.stops());
-        seen = sizes;
-    }
-}
-
-/// Asks peers in turn as long as the service lives.
-fn ask(shared: &Shared) {
-    let mut pace = AskPace::default();
-    while !shared.stops() {
-        let changes = shared.signals.changes();
-        let known: Vec<(String, bool)> =
-            shared.peers().iter().map(|(name, peer)| (name.clone(), peer.alive)).collect();
-        let spread = ask_pace::spread(shared.settings.interval, known.len());
-        let has_leader = shared.has_leader();
-        shared.ask_peers(&pace.next(known, has_leader && shared.copies().is_empty()), spread);
-        shared.compare_shared_content();
-        shared.withdraw_again();
-        shared.expect();
-        shared.store.sweep(UPLOAD_TIMEOUT);
-        shared.collect();
-        shared.signals.wake();
-        pace.round(changes, has_leader && shared.is_settled());
-        let until = Instant::now() + shared.settings.interval;
-        while !shared.stops() && Instant::now() < until {
-            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
-        }
-    }
-}
-
-/// Sends shards with too few copies whenever something may have changed.
-fn send(shared: &Shared) {
-    // The threads that it starts, one for each connection, inherit this.
-    lower_priority(REPLICATE_NICE, false);
-    let (mut last, mut seen) = (Instant::now(), 0);
-    loop {
-        let nudged = shared.wait();
-        if shared.stops() {
-            return;
-        }
-        let stamp = shared.own.stamp_of_memory();
-        if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
-            continue;
-        }
-        let is_other = stamp != seen;
-        (last, seen) = (Instant::now(), stamp);
-        let had_shards = is_other && shared.own.has_shards();
-        shared.own.look();
-        // Launchers also change their memory at each start of their ranks; that is no change if no rank saves anything.
-        if is_other && (had_shards || shared.own.has_shards()) {
-            shared.signals.count_change();
-        }
-        // One at a time: each transfer may change what is needed next.
-        while !shared.stops() {
-            let Some(repair) = shared.next_repair() else { break };
-            if !shared.throttle.allows() {
-                // While it waits, a newer step may replace it.
-                break;
-            }
-            let busy = shared.throttle.begin_to_send();
-            shared.own.set_sending(Some(repair.shard.key.clone()));
-            shared.repair(&repair);
-            drop(busy);
-            shared.own.look();
-            shared.own.set_sending(None);
-        }
-    }
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stops() {
-            return;
-        }
-        let Ok(stream) = stream else {
-            // Too many open files may be temporary; the loop must not spin.
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        let host = stream.peer_addr().ok().map(|address| address.ip());
-        let Some(slot) = shared.incoming.slots.take(host, shared.peers_at(host)) else { continue };
-        let serving = Arc::clone(shared);
-        let served = spawn("ckpt-peer", move || {
-            let patience = serving.settings.patience;
-            let (mut slot, mut is_greeted) = (slot, false);
-            let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
-                slot.mark_authenticated();
-                is_greeted = true;
-                server::converse(&mut wire, &serving)
-            });
-            // A stored shard may change what has to be sent. A connection that failed after its greeting may have stored
-            // something, too.
-            let changed = *talked.as_ref().unwrap_or(&is_greeted);
-            if let Err(error) = talked {
-                if error.is_refusal() && serving.incoming.refusals.is_news(host, &error, Instant::now()) {
-                    tracing::warn!(%error, "a connection was refused");
-                } else {
-                    tracing::debug!(%error, "a peer's connection ended");
-                }
-            }
-            drop(slot);
-            if changed {
-                serving.changed();
-            }
-        });
-        if let Err(error) = served {
-            tracing::warn!(%error, "no thread for a peer's connection");
-        }
-    }
-}
-
-// How the threads of a service wake each other.
-
-/// Signals between the threads.
-#[derive(Debug)]
-struct Signals {
-    stop: AtomicBool,
-    nudged: Mutex<bool>,
-    nudge: Condvar,
-    changes: AtomicU64,
-    /// Sizes of shards that may arrive soon.
-    expected: Mutex<Vec<u64>>,
-    expects: Condvar,
-}
-
-impl Default for Signals {
-    /// The first look is due.
-    fn default() -> Signals {
-        Signals {
-            stop: AtomicBool::new(false),
-            nudged: Mutex::new(true),
-            nudge: Condvar::new(),
-            changes: AtomicU64::new(0),
-            expected: Mutex::default(),
-            expects: Condvar::new(),
-        }
-    }
-}
-
-impl Signals {
-    /// Ends all threads.
-    fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.wake();
-    }
-
-    fn stops(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
-    }
-
-    /// Counts a possible change on this host: a step was sealed, a copy was added or removed, the peers changed.
-    fn count_change(&self) {
-        self.changes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Number of possible changes.
-    fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
-    }
-
-    fn wake(&self) {
-        *lock(&self.nudged) = true;
-        self.nudge.notify_all();
-        drop(lock(&self.expected));
-        self.expects.notify_all();
-    }
-
-    /// Waits for [`Signals::wake`], at most `longest`. Returns whether it was called.
-    fn wait(&self, longest: Duration) -> bool {
-        let nudged = lock(&self.nudged);
-        let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
-        let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;
-        std::mem::take(&mut *nudged)
-    }
-
-    /// Sets the sizes of shards that may arrive soon.
-    fn expect(&self, sizes: Vec<u64>) {
-        *lock(&self.expected) = sizes;
-        self.expects.notify_all();
-    }
-
-    /// Waits until the expected sizes differ from `seen`; none when the service stops.
-    fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
-        let sizes = lock(&self.expected);
-        let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
-        let sizes = self.expects.wait_while(sizes, same).unwrap_or_else(PoisonError::into_inner);
-        (!self.stops()).then(|| sizes.clone())
     }
 }
 
@@ -1049,57 +763,4 @@ impl Shared {
 fn is_sound(failure: &RemoteFailure) -> bool {
     let names = [Some(&failure.program), Some(&failure.fingerprint), failure.content.as_ref()];
     names.into_iter().flatten().all(|name| name.len() <= MAX_NAME_BYTES)
-}
-
-// Interface to storage that outlives the hosts. The implementation is outside this crate because it may need a runtime, which the tier
-// does not have.
-
-/// Transfers from this host since the start of its agent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DurableFigures {
-    /// Bytes sent.
-    pub bytes_sent: u64,
-    /// Failed tries.
-    pub failures: u64,
-    /// Time that the upload of this host's shards of the last step took.
-    pub last_step_took: Option<Duration>,
-}
-
-/// Storage for steps that the hosts may no longer have. Calls may block.
-pub trait Durable: Debug + Send + Sync {
-    /// The name of the storage: the holder of its copies.
-    fn name(&self) -> String;
-
-    /// The shards of all whole steps, as of the last listing.
-    fn shards(&self) -> Vec<Shard>;
-
-    /// Transfers from this host.
-    fn figures(&self) -> DurableFigures;
-
-    /// Lists the shards of a run.
-    ///
-    /// # Errors
-    /// The storage does not answer; the previous listing stays.
-    fn refresh(&self, run_id: &str) -> Result<(), PeerError>;
-
-    /// Fetches a shard and verifies all bytes with its manifest. Returns the number of bytes.
-    fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError>;
-
-    /// Deletes a step. Returns the number of its shards.
-    ///
-    /// # Errors
-    /// It exists and cannot be deleted.
-    fn remove(&self, key: &StepKey) -> Result<usize, PeerError>;
-}
-
-/// The stored shards, as copies that any host may fetch.
-pub(crate) fn copies_in(durable: &dyn Durable) -> impl Iterator<Item = Copy> {
-    let holder = durable.name();
-    durable.shards().into_iter().map(move |shard| Copy {
-        holder: holder.as_str().into(),
-        medium: Medium::Durable,
-        own: false,
-        verified: true,
-        shard,
-    })
 }

@@ -12,9 +12,10 @@ use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, re
 use mainstay_checkpoint::prepared_memory::expected;
 
 use crate::lock;
+use crate::peer::durable::copies_in;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Dropped, Inventory, StoredCopy, Withdrawal};
-use crate::peer::service::{DISTRUST_TIME, Peer, Shared, WITHDRAWAL_MAX_AGE, copies_in, report_eligibility};
+use crate::peer::service::{DISTRUST_TIME, Peer, Shared, WITHDRAWAL_MAX_AGE, report_eligibility};
 use crate::seal::SealedShard;
 
 /// Between two requests, interval of checks whether the service stops.
