@@ -12,6 +12,9 @@ use crate::{command, paths};
 /// The maximum length of a release's section in the changelog, in lines.
 const MOST_LINES: usize = 60;
 
+/// The chart has the version of the program, whose image it names.
+const CHART: &str = "deploy/helm/mainstay/Chart.yaml";
+
 /// What can be chosen.
 #[derive(clap::Args)]
 pub struct Args {
@@ -32,12 +35,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let changed = git(&["status", "--porcelain"])?;
     ensure!(changed.is_empty(), "the working tree has changes: commit them first\n{changed}");
     ensure!(git(&["tag", "--list", &tag])?.is_empty(), "the tag {tag} exists already");
-    let [changelog, manifest] = ["CHANGELOG.md", "Cargo.toml"].map(|name| paths::root().join(name));
+    let [changelog, manifest, chart] =
+        ["CHANGELOG.md", "Cargo.toml", CHART].map(|name| paths::root().join(name));
     let text = fs::read_to_string(&changelog)?;
     is_short(&text)?;
     let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
     let closed = close(&text, version, today)?;
     let set = set_version(&fs::read_to_string(&manifest)?, version)?;
+    let of_chart = set_chart_version(&fs::read_to_string(&chart)?, version);
 
     // The whole suite, or the lints where the suite has run.
     let me = std::env::current_exe().context("finding this program's own file")?;
@@ -49,9 +54,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     fs::write(&changelog, closed)?;
     fs::write(&manifest, set)?;
+    fs::write(&chart, of_chart)?;
     // The lock file has the version of each member.
     command::run(&mut command::cargo("update --workspace --quiet"))?;
-    git(&["add", "CHANGELOG.md", "Cargo.toml", "Cargo.lock"])?;
+    git(&["add", "CHANGELOG.md", "Cargo.toml", "Cargo.lock", CHART])?;
     git(&["commit", "--quiet", "--message", &format!("Release {version}")])?;
     git(&["tag", "--annotate", &tag, "--message", &format!("Mainstay {version}")])?;
     println!("{tag} is tagged. Next: git push --follow-tags. There are no packages yet.");
@@ -88,6 +94,15 @@ fn set_version(manifest: &str, version: &Version) -> Result<String> {
     let line = package.lines().find(|line| line.starts_with("version = ")).context("it has no version")?;
     let set = package.replacen(line, &format!("version = \"{version}\""), 1);
     Ok(format!("{before}[workspace.package]{set}"))
+}
+
+/// The chart's file with another version of the chart and of the program.
+fn set_chart_version(chart: &str, version: &Version) -> String {
+    let line = |line: &str| match line.split_once(": ") {
+        Some((key @ ("version" | "appVersion"), _)) => format!("{key}: {version}\n"),
+        _ => format!("{line}\n"),
+    };
+    chart.lines().map(line).collect()
 }
 
 /// What git prints in this repository.
@@ -138,5 +153,11 @@ mod tests {
         let before: Vec<&str> = manifest.lines().collect();
         let changed: Vec<&str> = set.lines().filter(|line| !before.contains(line)).collect();
         assert_eq!(changed, ["version = \"99.0.0-rc.1\""]);
+        let chart = fs::read_to_string(paths::root().join(CHART)).expect("it is there");
+        let own = version(env!("CARGO_PKG_VERSION"));
+        assert_eq!(set_chart_version(&chart, &own), chart, "the chart has this version");
+        let set = set_chart_version(&chart, &version("99.0.0-rc.1"));
+        let changed: Vec<&str> = set.lines().filter(|line| !chart.contains(line)).collect();
+        assert_eq!(changed, ["version: 99.0.0-rc.1", "appVersion: 99.0.0-rc.1"]);
     }
 }
