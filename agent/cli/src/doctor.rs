@@ -10,6 +10,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Value, json};
 
 use super::find::{Ask, find};
+use super::run::cluster;
 use super::{exit, output};
 
 /// Show what can be read on this host, what cannot and why
@@ -70,6 +71,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         library("NVML library", "libnvidia-ml.so.1"),
         library("CUDA driver library", "libcuda.so.1"),
     ];
+    findings.push(etcd());
     findings.extend(container());
     let found = find(&args.ask);
     let agent = found.places.iter().find(|place| place.job.is_none());
@@ -87,6 +89,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if findings.iter().any(|finding| finding.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
     output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
     Ok(ExitCode::from(status))
+}
+
+/// The program that keeps the store of a job that survives any host.
+fn etcd() -> Finding {
+    let found = cluster::etcd(&std::env::var_os("PATH").unwrap_or_default());
+    let usable = found.is_some().then_some(true);
+    let detail = found.map_or_else(
+        || {
+            "not on PATH: a job of several hosts ends with the host of its store; on three of them etcd keeps the store \
+             (Debian and Ubuntu: etcd-server)"
+                .to_owned()
+        },
+        |program| program.display().to_string(),
+    );
+    Finding { what: "etcd", usable, detail }
 }
 
 /// The container that this runs in, and what cannot be seen from there.

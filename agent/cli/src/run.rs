@@ -1,7 +1,7 @@
 //! `mainstay run`: torchrun's command line in front of the launcher.
 
 pub(super) mod abbreviations;
-mod cluster;
+pub(crate) mod cluster;
 mod command;
 mod host_options;
 mod hosts;

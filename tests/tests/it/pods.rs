@@ -186,6 +186,15 @@ impl Pod {
         serde_json::from_slice(&status.output().expect("mainstay").stdout).expect("JSON")
     }
 
+    /// What `mainstay doctor` finds in the agent's container.
+    fn doctor(&self) -> serde_json::Value {
+        let mut doctor = Command::new("nsenter");
+        doctor.args(["--target", &self.agent, "--mount", "--net", "--ipc", "--pid", "--root"]);
+        doctor.args(["--setgid", "65532", "--setuid", "65532", "/usr/bin/mainstay", "doctor", "--json"]);
+        let output = doctor.env_clear().output().expect("nsenter");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    }
+
     /// SIGTERM, as Kubernetes ends a pod; the exit status of the container.
     fn stop(mut self) -> Option<i32> {
         let killed = Command::new("kill").args(["-TERM", &self.agent]).status().expect("kill");
@@ -265,6 +274,14 @@ fn the_daemon_set_shows_its_node_without_any_right() {
         Ok(pod) => pod,
         Err(reason) => return skipped(&reason),
     };
+    let doctor = pod.doctor();
+    let findings = doctor["findings"].as_array().expect("a list");
+    let found = |what: &str| {
+        findings.iter().find(|finding| finding["what"] == what).map(|finding| finding["found"].as_str())
+    };
+    // It is a container, in which no kernel log and no etcd are.
+    assert_eq!(found("container"), Some(Some("ok")), "{doctor}");
+    assert_eq!([found("kernel log"), found("etcd")], [Some(Some("absent")); 2], "{doctor}");
     let metrics = pod.asked("/metrics");
     assert!(metrics.contains("mainstay_node_state{state=\"HEALTHY\"}"), "{metrics}");
     let rights = fs::read_to_string(format!("/proc/{}/status", pod.agent)).expect("its status");

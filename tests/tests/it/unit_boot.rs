@@ -210,6 +210,9 @@ fn the_shipped_unit_starts_by_the_steps_of_its_page_and_serves_other_users() {
         assert!(checked.contains(path), "`config --check` names {path}: {checked}");
     }
     machine.run(&["sh", "-c", "test -n \"$(ls /var/lib/mainstay/journal)\""]);
+    // Its log has priorities: 5 is a notice, and what a service prints has 6.
+    let notices = ["journalctl", "--unit=mainstay", "--output=cat", "_TRANSPORT=journal", "PRIORITY=5"];
+    processes::wait_until("the agent's log is in the journal", || !machine.run(&notices).is_empty());
 
     // A directory that the unit does not make.
     machine.run(&[

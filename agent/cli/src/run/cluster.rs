@@ -1,6 +1,8 @@
 //! The hosts of a job from Slurm, MPI and Kubernetes, if the command line does not name them.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use mainstay_group::cluster_environment::{self, ExplicitOptions, Sourced, Start, Variables};
 
@@ -67,7 +69,7 @@ pub(super) fn add(
             None => args.master_addr.as_ref().map(|_| true),
         },
         ranks: args.nproc_per_node.parse().ok(),
-        has_etcd: has_etcd(variables),
+        has_etcd: etcd(variables.get("PATH").map_or("", String::as_str).as_ref()).is_some(),
     };
     let start = cluster_environment::start(variables, full_name, &given)?;
     let may_end = cluster_environment::may_end_with_a_host(variables).then(|| MAY_END.to_owned());
@@ -116,11 +118,11 @@ fn endpoints(start: &Start, given_port: Option<u16>) -> Option<String> {
     Some(all.join(","))
 }
 
-/// Whether the program with which launchers keep a store on several hosts is in `PATH`.
-fn has_etcd(variables: &Variables) -> bool {
-    let path = variables.get("PATH").map(String::as_str).unwrap_or_default();
-    std::env::split_paths(path).any(|directory| {
-        let found = std::fs::metadata(directory.join("etcd"));
+/// The program with which launchers keep a store on several hosts, if it is in these directories of `PATH`.
+pub(crate) fn etcd(path: &OsStr) -> Option<PathBuf> {
+    let mut programs = std::env::split_paths(path).map(|directory| directory.join("etcd"));
+    programs.find(|program| {
+        let found = std::fs::metadata(program);
         found.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
     })
 }
