@@ -12,8 +12,8 @@ use crate::command::{self, cmd};
 use crate::progress::Progress;
 use crate::{paths, python};
 
-/// `systemd-analyze security` rates the exposure of a service from 0 to 10. The unit explains each remaining
-/// exposure.
+/// `systemd-analyze security` rates the exposure of a service from 0 to 10. `docs/internals/security.md` has what each
+/// remaining exposure is for.
 const EXPOSURE_AT_MOST: f64 = 2.6;
 
 pub fn source(checks: &mut Checks) {
