@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::Incident;
+use mainstay_model::redact::masked;
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
@@ -78,7 +79,7 @@ impl EventService for Events {
             let view = snapshots.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                let event = visible_event(entry, owners.may_read(reader, entry, &view));
+                let event = visible_event(entry, owners.may_read(reader, entry, &view), reader);
                 if passes(&event, &filter) {
                     bytes += event.encoded_len();
                     answer.events.push(event);
@@ -188,7 +189,7 @@ pub(super) async fn one(
     let entry = entry.ok_or_else(|| Status::not_found(format!("the journal has no event {cursor}")))?;
     // The user of a job whose start was not read is unknown.
     let with_texts = Owners::default().may_read(reader, &entry, &read.snapshots.view());
-    let event = visible_event(&entry, with_texts);
+    let event = visible_event(&entry, with_texts, reader);
     Ok((entry, event))
 }
 
@@ -205,8 +206,15 @@ fn has_gap(read: &JournalPage) -> bool {
 }
 
 /// An entry with the fields that the caller may read.
-fn visible_event(entry: &Entry, with_texts: bool) -> Event {
-    if with_texts { convert::event(entry) } else { convert::without_texts(entry) }
+fn visible_event(entry: &Entry, with_texts: bool, reader: Reader) -> Event {
+    match reader {
+        _ if !with_texts => convert::without_texts(entry),
+        // What cannot be masked is withheld.
+        Reader::Masked => {
+            masked(entry).map_or_else(|_| convert::without_texts(entry), |entry| convert::event(&entry))
+        }
+        _ => convert::event(entry),
+    }
 }
 
 /// Sends everything up to the stop: how a job ended is the last entry of its launcher.
@@ -237,7 +245,7 @@ async fn watch(
         let view = snapshots.view();
         let gap = gap(&read).map(|gap| (gap.last_missing, Item::Gap(gap)));
         let events = read.entries.into_iter().filter_map(|entry| {
-            let event = visible_event(&entry, owners.may_read(reader, &entry, &view));
+            let event = visible_event(&entry, owners.may_read(reader, &entry, &view), reader);
             passes(&event, &filter).then_some((entry.seq, Item::Event(event)))
         });
         for (number, item) in gap.into_iter().chain(events) {

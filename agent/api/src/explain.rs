@@ -4,6 +4,7 @@ use mainstay_health::hardware::catalog::Catalog;
 use mainstay_health::hardware::gpu::GpuView;
 use mainstay_model::health::Component;
 use mainstay_model::id::Incident;
+use mainstay_model::redact::masked;
 use mainstay_proto::v1::explain_request::Target;
 use mainstay_proto::v1::explain_response::Report;
 use mainstay_proto::v1::explain_service_server::ExplainService;
@@ -92,10 +93,14 @@ impl ReadSide {
         // The whole journal is read: by one caller of each source at a time.
         let _turn = self.bounds.whole_reads.take(source, 1).await;
         let entries = of_failures(&self.snapshots, job, reader).await?;
-        incident_report::from_entries(entries.iter(), incident).ok_or_else(|| {
+        let report = incident_report::from_entries(entries.iter(), incident).ok_or_else(|| {
             let which =
                 incident.map_or("no failure".to_owned(), |incident| format!("no failure {}", incident.0));
             Status::not_found(format!("the journal has {which} of job {job:?}"))
-        })
+        })?;
+        if reader != Reader::Masked {
+            return Ok(report);
+        }
+        masked(&report).map_err(|error| Status::internal(format!("masking secrets of the report: {error}")))
     }
 }

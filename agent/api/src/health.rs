@@ -149,6 +149,8 @@ impl ReadSide {
         replicas.add_to(&mut reported);
         if !reader.may_read(Some(job.spec.uid)) {
             from_view::withhold_texts(&mut reported);
+        } else if reader == Reader::Masked {
+            from_view::mask_secrets(&mut reported);
         }
         reported
     }

@@ -32,6 +32,8 @@ pub(super) enum Reader {
     All,
     /// May read those of this user's jobs.
     User(u32),
+    /// May read the texts of all jobs, with secrets masked: it connected over the network.
+    Masked,
     /// May read none: it connected over the network, where the user is unknown.
     Stranger,
 }
@@ -39,8 +41,10 @@ pub(super) enum Reader {
 impl Readers {
     /// The reader that a request comes from.
     pub(super) fn reader<T>(&self, request: &Request<T>) -> Reader {
-        let Readers::Owners(roles) = self else { return Reader::All };
         let connection = request.extensions().get::<UdsConnectInfo>();
+        let Readers::Owners(roles) = self else {
+            return if connection.is_some() { Reader::All } else { Reader::Masked };
+        };
         let Some(credentials) = connection.and_then(|connection| connection.peer_cred) else {
             return Reader::Stranger;
         };
@@ -53,7 +57,7 @@ impl Reader {
     /// Whether the caller may read the texts of a job of this user; `None` is a job whose user is unknown.
     pub(super) fn may_read(self, owner: Option<u32>) -> bool {
         match self {
-            Reader::All => true,
+            Reader::All | Reader::Masked => true,
             Reader::User(uid) => owner == Some(uid),
             Reader::Stranger => false,
         }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use mainstay_model::redact::mask_json;
 use serde_json::json;
 
+use super::secrets::Secrets;
 use super::{explain, output};
 
 /// The format version of the bundles that this version writes.
@@ -30,15 +30,15 @@ pub(super) struct Args {
     /// The file to write; standard output if not given
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    secrets: Secrets,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = explain::find_run(args.run.as_deref())?;
     let mut lines = vec![json!({ "mainstay_bundle": FORMAT_VERSION, "version": env!("CARGO_PKG_VERSION") })];
-    for entry in explain::read(&run_dir)? {
-        let mut line = serde_json::to_value(&entry).context("an entry of the journal")?;
-        mask_json(&mut line);
-        lines.push(line);
+    for entry in args.secrets.read(&run_dir)? {
+        lines.push(serde_json::to_value(&entry).context("an entry of the journal")?);
     }
     let mut text = String::new();
     for line in lines {

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::find::{Ask, find};
+use super::secrets::Secrets;
 use super::{exit, output};
 
 const EXAMPLES: &str = "\
@@ -59,6 +60,8 @@ pub(super) struct Args {
     /// Ask the server on this socket
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     socket: Option<PathBuf>,
+    #[command(flatten)]
+    secrets: Secrets,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -87,7 +90,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// What the servers of this host report on a component, an event, a code or the last failure of a job, as text. `None`
 /// if they do not know it.
 pub(super) async fn text(socket: Option<PathBuf>, what: &str) -> anyhow::Result<Option<String>> {
-    let args = Args { what: None, incident: None, all: false, json: false, markdown: false, socket };
+    let args = Args {
+        what: None,
+        incident: None,
+        all: false,
+        json: false,
+        markdown: false,
+        socket,
+        secrets: Secrets::default(),
+    };
     reported(&args, what).await
 }
 
@@ -96,10 +107,10 @@ async fn reported(args: &Args, what: &str) -> anyhow::Result<Option<String>> {
         None => None,
         Some(Report::Failure(failure)) => {
             let job = failure.job.clone();
-            Some(rendered(args, &report_in(failure)?, job.into(), None))
+            Some(rendered(args, &args.secrets.mask(report_in(failure)?)?, job.into(), None))
         }
-        Some(report) if args.json => Some(format!("{}\n", explain::json(&report))),
-        Some(report) => Some(explain::text(&report)),
+        Some(report) if args.json => Some(format!("{}\n", args.secrets.mask(explain::json(&report))?)),
+        Some(report) => Some(args.secrets.mask_text(&explain::text(&report))),
     })
 }
 
@@ -159,7 +170,7 @@ fn explain_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
         output::note(note);
     }
     let run_dir = chosen.run_dir;
-    let entries = read(&run_dir)?;
+    let entries = args.secrets.read(&run_dir)?;
     let Some(report) = incident_report::from_entries(entries.iter(), args.incident.map(Incident)) else {
         let findings = incident_report::findings(entries.iter());
         if args.incident.is_none() && !findings.is_empty() {

@@ -30,6 +30,7 @@ mod replay;
 mod report;
 mod run;
 mod screen;
+mod secrets;
 mod stacks;
 mod status;
 mod stragglers;

@@ -24,6 +24,7 @@ use mainstay_view::summary::Recounted;
 use serde_json::{Map, Value, json};
 
 use super::output::spoken;
+use super::secrets::Secrets;
 use super::{explain, output, screen};
 
 /// Write the report on a run, for a post-mortem: time, failures with their evidence, findings
@@ -33,7 +34,7 @@ use super::{explain, output, screen};
   mainstay report exp-7 --html exp-7.html       one page that needs no server
   mainstay report /logs/exp-7 --markdown        for a ticket, on standard output
 
-The report quotes the job's command line and its messages: whoever gets the file can read them.
+The report quotes the job's command line and its messages, without secrets: whoever gets the file can read them.
 Exit status: 0 written, 3 there is no such run or the file cannot be written, 64 the command line was not understood.")]
 pub(super) struct Args {
     /// A run directory, or the name of a run in the usual place; the newest run if not given
@@ -44,11 +45,13 @@ pub(super) struct Args {
     /// Print Markdown
     #[arg(long, group = "form")]
     markdown: bool,
+    #[command(flatten)]
+    secrets: Secrets,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = explain::find_run(args.run.as_deref())?;
-    let report = RunReport::from_directory(&run_dir)?;
+    let report = RunReport::from_directory(&run_dir, args.secrets)?;
     match &args.html {
         Some(file) => {
             let page = page::inlined(&report.answers());
@@ -71,8 +74,8 @@ struct RunReport {
 }
 
 impl RunReport {
-    fn from_directory(run_dir: &Path) -> anyhow::Result<RunReport> {
-        let entries = explain::read(run_dir)?;
+    fn from_directory(run_dir: &Path, secrets: Secrets) -> anyhow::Result<RunReport> {
+        let entries = secrets.read(run_dir)?;
         let summary = std::fs::read_to_string(run_dir.join("summary.json")).ok();
         // A run that goes on, or whose launcher was killed, has none.
         let summary = summary.and_then(|text| serde_json::from_str(&text).ok());

@@ -9,7 +9,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::finding::Finding;
@@ -21,7 +21,7 @@ pub use render::{Options, render, render_findings};
 pub use sentences::{AfterFailure, advice, brief, done, fault};
 
 /// The journal's entries about one failure.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct IncidentReport {
     /// The diagnosis.
     pub verdict: Verdict,

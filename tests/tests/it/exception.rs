@@ -261,6 +261,20 @@ raise ValueError("no run for token=abcdef0123456789")
     assert_eq!(made.0, Some(0), "{end}");
     let text = std::fs::read_to_string(&bundle).expect("a bundle");
     assert!(text.contains("no run for token=<masked>") && !text.contains("abcdef0123456789"), "{text}");
+    // What is for a ticket has none either, and the user can show them.
+    for command in
+        [&["explain"][..], &["explain", "--markdown"], &["explain", "--json"], &["report", "--markdown"]]
+    {
+        let mut command: Vec<&std::ffi::OsStr> = command.iter().map(|word| (*word).as_ref()).collect();
+        command.push(run_dir.as_ref());
+        let (status, reported) = ask(&command);
+        assert_eq!(status, Some(0), "{reported}{end}");
+        assert!(reported.contains("masked") && !reported.contains("abcdef0123456789"), "{reported}");
+        command.push("--show-secrets".as_ref());
+        let (status, reported) = ask(&command);
+        assert_eq!(status, Some(0), "{reported}{end}");
+        assert!(reported.contains("abcdef0123456789"), "{reported}");
+    }
     let (status, reported) = ask(&["replay".as_ref(), bundle.as_ref()]);
     assert_eq!(status, Some(0), "{reported}{end}");
     assert_eq!(

@@ -1,16 +1,17 @@
 //! The journal as a list and as a stream: nothing is lost or duplicated, and gaps are reported.
 
 use mainstay_journal::store::journal::Limits;
-use mainstay_model::entry::{Body, ExitStatus, Fact};
+use mainstay_model::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_model::health::HealthState;
 use mainstay_model::id::{Attempt, Incident, Pid, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
+use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    Event, EventFilter, EventKind, ExplainIncidentRequest, ListEventsRequest, Severity, WatchEventsRequest,
-    WatchEventsResponse,
+    Event, EventFilter, EventKind, ExplainIncidentRequest, ListEventsRequest, ListJobsRequest, Severity,
+    WatchEventsRequest, WatchEventsResponse,
 };
 use tonic::service::Routes;
 use tonic::{Code, Streaming};
@@ -320,5 +321,44 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
     assert!(first.text.contains("ValueError: first"), "{}", first.text);
     assert_eq!(ask("demo", Some(9)).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(ask("nobody", None).await.unwrap_err().code(), Code::NotFound);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn callers_over_the_network_get_texts_without_secrets() {
+    const TOKEN: &str = "hf_AbCdEfGhIjKlMnOpQrSt";
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job("demo");
+    let spec =
+        JobSpec { command: vec!["train.py".into(), "--key".into(), TOKEN.into()], ..JobSpec::default() };
+    server.fact(19, "secret", Fact::JobStarted(spec));
+    server.record(20, Some("secret"), verdict(1, &format!("rank 3 raised ValueError: 401 for {TOKEN}")));
+    for (channel, shown) in [(server.unix().await, true), (server.tcp().await, false)] {
+        let mut client = EventServiceClient::new(channel.clone());
+        let events = client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events;
+        assert!(events.iter().any(|event| event.message.contains("ValueError: 401 for ")), "{events:?}");
+        let mut stream = client.watch_events(watch_from(0)).await.unwrap().into_inner();
+        let mut watched = Vec::new();
+        while watched.len() < events.len() {
+            watched.push(next_event(&mut stream).await);
+        }
+        let ask = ExplainIncidentRequest { job: "secret".into(), incident: None, all: true };
+        let report = client.explain_incident(ask).await.unwrap().into_inner();
+        let mut health = HealthServiceClient::new(channel);
+        let jobs = health.list_jobs(ListJobsRequest {}).await.unwrap().into_inner().jobs;
+        let job = jobs.into_iter().find(|job| job.id == "secret").unwrap();
+        let answers = [
+            format!("{events:?}"),
+            format!("{watched:?}"),
+            format!("{report:?}"),
+            format!("{:?}", job.command),
+            format!("{:?}", job.last_verdict),
+        ];
+        for answer in answers {
+            assert_eq!(answer.contains(TOKEN), shown, "{answer}");
+            assert_eq!(answer.contains("<masked>"), !shown, "{answer}");
+        }
+    }
     server.stop().await;
 }

@@ -9,6 +9,7 @@ use mainstay_model::fault_code::FaultCode;
 use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_model::kernel::KernelClass;
 use mainstay_model::operator::{Acknowledgement, OperatorState, Silence};
+use mainstay_model::redact::{mask, mask_list};
 use mainstay_model::time::Stamp;
 use mainstay_proto::v1::{self, fault_code::Code};
 
@@ -246,6 +247,28 @@ pub fn withhold_texts(job: &mut v1::Job) {
     for rank in &mut job.ranks {
         (rank.refusal, rank.sections) = (rank.refusal.take().map(|_| String::new()), Vec::new());
     }
+}
+
+/// Masks secrets in what a job's program or its user wrote.
+pub fn mask_secrets(job: &mut v1::Job) {
+    mask_list(&mut job.command);
+    let mut texts = vec![&mut job.policy_trouble, &mut job.copies_behind];
+    texts.extend(&mut job.end_reason);
+    texts.extend(job.last_decision.iter_mut().map(|decision| &mut decision.why));
+    texts.extend(job.hang.iter_mut().map(|hang| &mut hang.headline));
+    texts.extend(job.books.iter_mut().flat_map(|books| &mut books.causes).map(|cause| &mut cause.headline));
+    texts.extend(job.ranks.iter_mut().filter_map(|rank| rank.refusal.as_mut()));
+    let mut lists = Vec::new();
+    if let Some(verdict) = &mut job.last_verdict {
+        texts.push(&mut verdict.headline);
+        lists.extend([&mut verdict.evidence, &mut verdict.against, &mut verdict.would_change]);
+    }
+    for finding in &mut job.findings {
+        texts.push(&mut finding.headline);
+        lists.push(&mut finding.evidence);
+    }
+    texts.into_iter().for_each(|text| *text = mask(text));
+    lists.into_iter().for_each(|list| mask_list(list));
 }
 
 fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
