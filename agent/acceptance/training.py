@@ -49,6 +49,10 @@ class Job:
             return f"status {self.status}, no next step: {' / '.join(errors[-3:])[-600:]} … {self.said[-300:]}"
         return f"status {self.status}, next step after {seconds:.2f} s"
 
+    def decided(self):
+        """The launcher's own lines: what it saw and did."""
+        return " / ".join(line for line in self.said.splitlines() if line.startswith("mainstay: "))[-2000:]
+
     def good(self):
         return self.status == 0 and self.to_next_step() is not None
 
@@ -140,7 +144,10 @@ def stayed(job):
 def context_lost(job):
     """Checks that the failed rank has a new process and the other one its old process."""
     processes = [len(set(job.pids(rank))) for rank in (0, 1)]
-    return f"{job.told()}, processes of ranks 0 and 1: {processes}", "pass" if job.good() and processes == [1, 2] else "fail"
+    seen = f"{job.told()}, processes of ranks 0 and 1: {processes}"
+    if job.good() and processes == [1, 2]:
+        return seen, "pass"
+    return f"{seen}; {job.decided()}", "fail"
 
 
 def forked(part, job):

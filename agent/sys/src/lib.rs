@@ -16,6 +16,7 @@ pub mod limits;
 pub mod mapping;
 pub mod memory;
 pub mod numa;
+pub mod own_descriptors;
 pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;

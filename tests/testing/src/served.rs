@@ -31,8 +31,17 @@ pub struct ServedMount {
 /// Requests that were received wait here, so that processes wait for the answers in an uninterruptible sleep.
 #[derive(Debug, Default)]
 struct Gate {
-    is_closed: Mutex<bool>,
-    opened: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum State {
+    #[default]
+    Open,
+    /// The next write closes it.
+    OpenUntilWrite,
+    Closed,
 }
 
 impl ServedMount {
@@ -54,13 +63,23 @@ impl ServedMount {
 
     /// From now on no request is answered.
     pub fn stop_answering(&self) {
-        *self.gate.lock() = true;
+        self.gate.set(State::Closed);
+    }
+
+    /// From the next write on no request is answered, so that its writer keeps the file open.
+    pub fn stop_answering_at_a_write(&self) {
+        self.gate.set(State::OpenUntilWrite);
+    }
+
+    /// Waits until no request is answered. Returns whether that happened.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.gate.wait_while(|state| *state != State::Closed)
     }
 
     /// All requests are answered, those that wait first.
     pub fn answer_again(&self) {
-        *self.gate.lock() = false;
-        self.gate.opened.notify_all();
+        self.gate.set(State::Open);
     }
 }
 
@@ -73,13 +92,29 @@ impl Drop for ServedMount {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_closed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: State) {
+        *self.lock() = state;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether the wait ended in time.
+    fn wait_while(&self, condition: impl Fn(&mut State) -> bool) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), AT_MOST, condition);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     fn pass(&self) {
-        let closed = |is_closed: &mut bool| *is_closed;
-        drop(self.opened.wait_timeout_while(self.lock(), AT_MOST, closed));
+        self.wait_while(|state| *state == State::Closed);
+    }
+
+    fn pass_write(&self) {
+        if *self.lock() == State::OpenUntilWrite {
+            self.set(State::Closed);
+        }
     }
 }
 
@@ -333,6 +368,7 @@ impl Filesystem for Served {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.gate.pass_write();
         let mut nodes = self.nodes();
         let written = nodes.node(number).and_then(|node| {
             node.modified = SystemTime::now();

@@ -258,3 +258,32 @@ fn a_job_saves_and_restarts_from_memory_while_the_checkpoint_directory_does_not_
     mainstay_tests::processes::wait_until("the control group is empty", is_removed);
     job.end().assert_status(143);
 }
+
+#[test]
+fn ranks_are_started_while_a_write_into_the_checkpoint_directory_is_not_answered() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let checkpoints = stage.home().join("checkpoints");
+    std::fs::create_dir(&checkpoints).expect("a directory");
+    let Some(mount) = (if is_root() { ServedMount::over(&checkpoints) } else { None }) else {
+        return skipped("no FUSE mount can be made here (root and /dev/fuse)");
+    };
+    mount.stop_answering_at_a_write();
+    // Without a template, the launcher itself starts the ranks, and they get its descriptors.
+    let options = format!("--no-warm --checkpoint-dir {}", checkpoints.display());
+    let job = stage.python(SAVES).ranks(2).options(&options).start();
+    job.mark("trains.0");
+    job.mark("trains.1");
+    assert!(mount.has_stopped(), "nothing was written");
+    stage.mark("silent");
+    job.mark("trained.0");
+    job.mark("trained.1");
+    job.kill_rank(0, 1);
+    job.mark("trained-again.0");
+    job.mark("trained-again.1");
+    mount.answer_again();
+    job.signal(Signal::SIGTERM);
+    job.end().assert_status(143);
+}

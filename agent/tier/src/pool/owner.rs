@@ -8,6 +8,7 @@ mod write;
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State};
 use mainstay_checkpoint_format::{Identity, Manifest};
+use mainstay_sys::own_descriptors::with_own_descriptors;
 use nix::fcntl::Flock;
 use nix::sys::statvfs::statvfs;
 
@@ -361,7 +363,9 @@ fn write_on(shared: &Shared) {
         drop(content);
         let given_up = || shared.stopped.load(Ordering::SeqCst) && !shared.finishing.load(Ordering::SeqCst);
         let settings = &shared.settings;
-        let written = write_batch(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
+        let used: Vec<BorrowedFd<'_>> = batch.shards.iter().map(|(_, _, file)| file.as_fd()).collect();
+        let write = || write_batch(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
+        let written = with_own_descriptors("ckpt-write", &used, write);
         shared.content().written(&batch, written);
         ring(&shared.directory);
     }
@@ -454,17 +458,7 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         let look = move || {
-            let directory = &shared.settings.directory;
-            // Answered by the file system's server, not from a cache. The result does not matter.
-            let _ = statvfs(directory);
-            let is_there = |(at, rank): &(AttemptStep, u32)| {
-                disk::manifest(&StdVolume, directory, at.1, *rank).is_some_and(|(manifest, _)| {
-                    let there = &manifest.identity;
-                    (there.job.as_str(), there.attempt, there.world_size)
-                        == (shared.settings.job.as_str(), at.0, shared.settings.world_size)
-                })
-            };
-            let found: BTreeSet<(AttemptStep, u32)> = lacking.into_iter().filter(is_there).collect();
+            let found = with_own_descriptors("ckpt-find", &[], || shared.stored_among(&lacking));
             let before = std::mem::replace(&mut shared.content().elsewhere, found.clone());
             *lock(&shared.looks_since) = None;
             if before != found {
@@ -475,6 +469,20 @@ impl Shared {
         if spawn("ckpt-look", look).is_ok() {
             *since = Some(Instant::now());
         }
+    }
+
+    /// Those of `lacking` whose shards are on disk.
+    fn stored_among(&self, lacking: &[(AttemptStep, u32)]) -> BTreeSet<(AttemptStep, u32)> {
+        let Settings { directory, job, world_size, .. } = &self.settings;
+        // Answered by the file system's server, not from a cache. The result does not matter.
+        let _ = statvfs(directory);
+        let is_there = |(at, rank): &&(AttemptStep, u32)| {
+            disk::manifest(&StdVolume, directory, at.1, *rank).is_some_and(|(manifest, _)| {
+                let there = &manifest.identity;
+                (&there.job, there.attempt, &there.world_size) == (job, at.0, world_size)
+            })
+        };
+        lacking.iter().filter(is_there).copied().collect()
     }
 
     /// Whether the file system of the checkpoints has not answered for this long.
