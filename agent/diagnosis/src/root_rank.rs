@@ -159,26 +159,17 @@ pub fn judge(
         evidence.push(format!("the same exception was raised at the same place by {}", listed(&alike)));
     }
     Verdict {
-        incident,
-        attempt,
-        headline,
-        domain: FaultDomain::Unknown,
         class,
-        deterministic: false,
-        doubts: Doubts::default(),
         confidence: confidence(&cause, end),
         culprit_confidence: Some(confidence(&cause, end)),
-        cannot_run: false,
         culprit: Some(culprit),
-        host: None,
         step: end.step,
         data: end.data,
         heartbeats: end.heartbeats,
-        fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
         evidence,
         victims,
-        cause,
+        ..Verdict::new(incident, attempt, cause, headline, fault_at)
     }
 }
 
@@ -200,27 +191,11 @@ fn raised_the_same(culprit: Rank, end: &RankEnd, ends: &BTreeMap<Rank, RankEnd>)
 
 /// The verdict when ranks could not be started.
 pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono) -> Verdict {
+    let headline = format!("the ranks could not be started: {error}");
     Verdict {
-        incident,
-        attempt,
-        headline: format!("the ranks could not be started: {error}"),
-        cause: Cause::StartFailed,
-        domain: FaultDomain::Unknown,
-        class: None,
-        deterministic: false,
-        doubts: Doubts::default(),
         confidence: 1.0,
-        culprit_confidence: None,
-        cannot_run: false,
-        culprit: None,
-        host: None,
-        victims: Vec::new(),
-        step: None,
-        data: None,
-        heartbeats: false,
-        fault_at: at,
-        detected_at: at,
         evidence: vec![error.to_owned()],
+        ..Verdict::new(incident, attempt, Cause::StartFailed, headline, at)
     }
 }
 
@@ -257,27 +232,20 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
     };
+    let cause = Cause::Hang { hang: hang.kind, place };
     Verdict {
-        incident,
-        attempt,
-        headline: hang.headline(),
-        cause: Cause::Hang { hang: hang.kind, place },
         domain,
         class: class.map(str::to_owned),
-        deterministic: false,
         doubts: Doubts { against: Vec::new(), would_change: would_change(hang) },
         confidence: hang.confidence,
         culprit_confidence: culprit.map(|_| hang.confidence),
-        cannot_run: false,
         culprit,
-        host: None,
         victims: hang.victims.iter().copied().filter(|victim| Some(*victim) != culprit).collect(),
         step: hang.step,
-        data: None,
         heartbeats: hang.phase != ACTIVITY,
-        fault_at: hang.since,
         detected_at: hang.confirmed,
         evidence,
+        ..Verdict::new(incident, attempt, cause, hang.headline(), hang.since)
     }
 }
 
@@ -432,28 +400,8 @@ fn informative_line(lines: &[String]) -> Option<usize> {
 
 /// The job core must get a verdict even for an attempt without a failure.
 fn no_rank_failed(incident: Incident, attempt: Attempt) -> Verdict {
-    Verdict {
-        incident,
-        attempt,
-        headline: "the ranks ended without reporting a reason".to_owned(),
-        cause: Cause::ExitCode { code: 1 },
-        domain: FaultDomain::Unknown,
-        class: None,
-        deterministic: false,
-        doubts: Doubts::default(),
-        confidence: 0.0,
-        culprit_confidence: None,
-        cannot_run: false,
-        culprit: None,
-        host: None,
-        victims: Vec::new(),
-        step: None,
-        data: None,
-        heartbeats: false,
-        fault_at: Mono::default(),
-        detected_at: Mono::default(),
-        evidence: Vec::new(),
-    }
+    let headline = "the ranks ended without reporting a reason";
+    Verdict::new(incident, attempt, Cause::ExitCode { code: 1 }, headline, Mono::default())
 }
 
 #[cfg(test)]

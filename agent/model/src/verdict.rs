@@ -177,6 +177,39 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// A verdict that names no culprit, domain or evidence, on a failure that happened and was
+    /// detected at `at`.
+    pub fn new(
+        incident: Incident,
+        attempt: Attempt,
+        cause: Cause,
+        headline: impl Into<String>,
+        at: Mono,
+    ) -> Verdict {
+        Verdict {
+            incident,
+            attempt,
+            headline: headline.into(),
+            cause,
+            domain: FaultDomain::Unknown,
+            class: None,
+            deterministic: false,
+            doubts: Doubts::default(),
+            confidence: 0.0,
+            culprit_confidence: None,
+            culprit: None,
+            host: None,
+            victims: Vec::new(),
+            step: None,
+            data: None,
+            heartbeats: false,
+            cannot_run: false,
+            fault_at: at,
+            detected_at: at,
+            evidence: Vec::new(),
+        }
+    }
+
     /// Whether the job failed because a disk, a quota or another resource was used up. The user has to act (the domain), but the program
     /// has no error.
     pub fn resource_ran_out(&self) -> bool {
