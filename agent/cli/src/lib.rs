@@ -31,6 +31,7 @@ mod report;
 mod run;
 mod screen;
 mod secrets;
+mod slurm;
 mod stacks;
 mod status;
 mod stragglers;
@@ -99,6 +100,7 @@ enum Command {
     Inject(job::Inject),
     Stragglers(stragglers::Args),
     Check(Box<check::Args>),
+    Slurm(slurm::Args),
     Doctor(doctor::Args),
     Ckpt(ckpt::Args),
     /// Print the version
@@ -175,6 +177,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Slurm(args) => slurm::run(args).await,
         Command::Doctor(args) => doctor::run(&args),
         Command::Ckpt(args) => ckpt::run(args).await,
         Command::Ack(args) => operator::ack(args).await,

@@ -132,14 +132,13 @@ fn a_node_of_slurm_is_lost_and_the_task_beyond_the_job_takes_its_place() {
 }
 
 #[test]
-fn the_programs_for_slurm_drain_a_node_that_fails_and_resume_only_what_they_drained() {
+fn the_health_check_and_the_prolog_for_slurm_drain_a_node_that_fails_and_resume_only_what_they_drained() {
     if !has_slurm() {
         return;
     }
     if !is_root() {
         return skipped("only root can make network namespaces");
     }
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/slurm/health.sh");
     let slurm = Slurm::configured(2, |slurm| {
         let (bin, broken) = (slurm.file("bin"), slurm.file("broken"));
         std::fs::create_dir(&bin).expect("a directory");
@@ -148,13 +147,12 @@ fn the_programs_for_slurm_drain_a_node_that_fails_and_resume_only_what_they_drai
         let health = slurm.stage().script(
             "health.sh",
             &format!(
-                "#!/bin/sh\nexport PATH={}:$PATH SLURM_CONF={} MAINSTAY_CHECK='--alone --group gpu'\n\
-                 [ $SLURMD_NODENAME = node2 ] && [ -e {} ] && MAINSTAY_CHECK=\"$MAINSTAY_CHECK --require gpu=8\"\n\
-                 {} && echo >> {}.$SLURMD_NODENAME\n",
-                bin.display(),
+                "#!/bin/sh\nexport SLURM_CONF={}\n\
+                 [ $SLURMD_NODENAME = node2 ] && [ -e {} ] && broken='--require gpu=8'\n\
+                 {} slurm healthcheck --alone --group gpu $broken && echo >> {}.$SLURMD_NODENAME\n",
                 slurm.file("slurm.conf").display(),
                 broken.display(),
-                program.display(),
+                mainstay().display(),
                 slurm.file("ran").display(),
             ),
         );
