@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -184,8 +183,11 @@ class Rendezvous(RendezvousHandler):
             is_spare = last is not None and len(last.hosts) == most and self._id not in last.hosts
             if seen.closed:
                 self._leave()
-                closed = f"the rendezvous {self.get_run_id()} is closed"
-                raise RendezvousGracefulExitError(closed) if is_spare else RendezvousClosedError(closed)
+                if is_spare:
+                    # RendezvousGracefulExitError is for this, but ends torchrun 2.8 with an AttributeError.
+                    _log.info("the job is done, without this host")
+                    raise SystemExit(0)
+                raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} is closed")
             if self._id not in seen.hosts:
                 self._join()
                 continue
@@ -260,8 +262,12 @@ class Rendezvous(RendezvousHandler):
 
     def _leave(self) -> None:
         self._stop.set()
-        if self._lease:
-            self._etcd.call("lease/revoke", {"ID": self._lease})
+        lease, self._lease = self._lease, ""
+        if lease:
+            try:
+                self._etcd.call("lease/revoke", {"ID": lease})
+            except _RefusedError:
+                pass  # It has ended already.
 
     def _beat(self) -> None:
         """Renews the lease, and reads what has changed, until it is stopped or the lease is lost."""
@@ -356,6 +362,10 @@ def _natural(addr: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
+class _RefusedError(RendezvousConnectionError):
+    """etcd has answered, but not done what was asked."""
+
+
 class _Etcd:
     """etcd's API version 3 as JSON over HTTP."""
 
@@ -386,10 +396,11 @@ class _Etcd:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
                 reason = f"{url}: {error}: {error.read(1_000).decode(errors='replace')}"
-                refused = 400 <= error.code < 500
+                if 400 <= error.code < 500:
+                    raise _RefusedError(f"etcd refuses {path}: {reason}") from error
             except (OSError, http.client.HTTPException, ValueError) as error:
-                reason, refused = f"{url}: {error}", False
-            if refused or time.monotonic() > end:
+                reason = f"{url}: {error}"
+            if time.monotonic() > end:
                 raise RendezvousConnectionError(f"etcd does not answer at --rdzv-endpoint: {reason}")
             # Another thread may have turned to the next one already.
             if self._at == at:
