@@ -4,4 +4,5 @@
 
 mod additive;
 mod documented;
+mod lint;
 mod openapi;
