@@ -20,52 +20,44 @@
 //!
 //! Total: an input that does not fit the state is only recorded.
 
-mod awaited;
+mod attempt;
 mod deciding;
 mod evidence;
 mod facts;
+mod findings;
 mod handover;
-mod late;
-mod lost_peer;
+mod history;
+mod host_wait;
 mod ordered;
-mod problems;
-mod progress;
+mod ranks;
 mod restart;
 mod saving;
-mod times;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use crate::policy::{self, Experience, PastFailure, Rung, Settings};
+use crate::policy::Settings;
 use crate::protocol::{AgentEvidence, Command, Event, StopWhy};
 use mainstay_checkpoint::advice;
-use mainstay_diagnosis::root_rank::RankEnd;
-use mainstay_hang::Hang;
-use mainstay_model::entry::{Body, Fact, HostOfRanks, JobSpec, StepDone};
-use mainstay_model::finding::Finding;
+use mainstay_model::entry::{Body, Fact, HostOfRanks, JobSpec};
 use mainstay_model::id::{Attempt, Rank};
-use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::Verdict;
+use mainstay_model::time::Mono;
 use mainstay_progress::goodput::{Ledger, TimeCategory};
 use mainstay_progress::memory::JobMemory;
 use mainstay_progress::monitor::{Pace, Watch};
 
-use awaited::AwaitedConditions;
-use deciding::{Afterwards, Pending};
+use attempt::Course;
+use deciding::Waiting;
 pub use deciding::{POLICY, policy_problem_fact as policy_trouble};
+use evidence::{Decided, Pending};
 pub use facts::EXHAUSTED;
+use findings::Findings;
+pub use findings::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 pub use handover::HandoverState;
-use late::Decided;
-use lost_peer::LostPeer;
-use ordered::Ordered;
+use history::History;
+pub use history::{IncidentTimes, Summary};
+use host_wait::HostWait;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
-pub use problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
-use restart::Overdue;
+use ranks::Ranks;
+use restart::Restart;
 use saving::Saving;
-pub use times::{IncidentTimes, Summary};
-
-/// The exit status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
-const NOT_STARTED_EXIT: i32 = 70;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
@@ -77,23 +69,12 @@ enum Phase {
         exit: i32,
     },
     /// A restart was ordered: the agent is asked, or the job waits for the host.
-    Ordered(Ordered),
+    Ordered(HostWait),
     /// A restart is decided and delayed.
     HeldBack {
         until: Mono,
     },
     Ended,
-}
-
-/// The state of a rank in the current attempt.
-#[derive(Clone, Debug, Default)]
-struct RankState {
-    connected: bool,
-    /// When the kernel started to tear down its process, if that was seen.
-    ending_at: Option<Mono>,
-    end: RankEnd,
-    first: Option<StepDone>,
-    newest: Option<StepDone>,
 }
 
 /// An output of the job.
@@ -114,58 +95,23 @@ pub struct Job {
     user_policy: Option<String>,
     phase: Phase,
     attempt: Attempt,
-    ranks: BTreeMap<Rank, RankState>,
-    asked: AwaitedConditions,
-    /// Ranks that sent heartbeats in this or an earlier attempt. After a restart the job waits for all of them.
-    beating: BTreeSet<Rank>,
-    /// The rank of this attempt whose steps are accounted: the first that completed one.
-    lead: Option<Rank>,
+    course: Course,
+    ranks: Ranks,
+    /// The exit status if the job was asked to stop.
     stop_requested: Option<i32>,
     /// The exit status if all ranks end well after they were asked to save, and the attempt in which they were.
     save_ordered: Option<(i32, Attempt)>,
-    /// A hang of this attempt, with the evidence from the ranks.
-    hang: Option<(Box<Hang>, Vec<String>)>,
-    out_of_memory_kills: u64,
-    /// Why the host had no process, thread or file descriptor left for this attempt.
-    exhausted: Option<String>,
-    attempt_began: Mono,
-    stepping: bool,
-    last_progress: Mono,
-    incidents: Vec<IncidentTimes>,
-    past: Vec<PastFailure>,
-    /// Watches the step times of the ranks.
-    watch: Watch,
-    /// The hosts of the ranks of this attempt, for messages; empty if there is one host.
-    hosts: Vec<HostOfRanks>,
-    /// Findings of this attempt that are not over.
-    standing: Vec<Finding>,
+    history: History,
+    findings: Findings,
     pending: Option<Pending>,
     /// The last failure with a decision, if later host evidence may change its verdict.
     decided: Option<Decided>,
-    /// Set while ranks have lost a peer that is not identified yet: since when, and until when the job waits for the
-    /// peer's end.
-    lost_peer: Option<LostPeer>,
-    /// Ranks that have left the last attempt and wait in their processes.
-    waiting: Vec<Rank>,
-    /// The rung that starts the next attempt.
-    rung: Rung,
-    /// What to do once the waiting ranks have ended.
-    afterwards: Option<Afterwards>,
-    /// The longest that a start of all or some ranks took until all had completed a step.
-    longest_start: Option<Span>,
-    /// When the restart in progress is abandoned if it has not completed a step.
-    restart_until: Option<(Mono, Overdue)>,
-    /// The restart that was abandoned.
-    overdue: Option<Overdue>,
+    waiting: Waiting,
+    restart: Restart,
     /// Resources that the next ranks need and that the launcher last saw in use.
     held: Vec<String>,
     /// When a step was last completed, in any attempt.
     last_step: Option<Mono>,
-    /// The newest step that all ranks have saved and sealed in any attempt; and the same at the start of this
-    /// attempt.
-    saved: (Option<u64>, Option<u64>),
-    /// What earlier runs learned about rungs.
-    earlier: Vec<Experience>,
     ledger: Ledger,
     saving: Saving,
     end: Option<(i32, String, Mono)>,
@@ -175,48 +121,55 @@ impl Job {
     /// Starts a job: records it and orders the first start.
     pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
-        let earlier = spec.earlier.clone();
         out.push(Output::Command(Command::start(Attempt(0))));
         Job {
-            watch: Watch::new(&spec),
-            hosts: Vec::new(),
-            standing: Vec::new(),
+            findings: Findings::new(Watch::new(&spec)),
+            history: History { earlier: spec.earlier.clone(), ..History::default() },
             spec,
             settings: policy.into(),
             user_policy: None,
             phase: Phase::Starting,
             attempt: Attempt(0),
-            ranks: BTreeMap::new(),
-            asked: AwaitedConditions::default(),
-            beating: BTreeSet::new(),
-            lead: None,
+            course: Course::new(at),
+            ranks: Ranks::default(),
             stop_requested: None,
             save_ordered: None,
-            hang: None,
-            out_of_memory_kills: 0,
-            exhausted: None,
-            attempt_began: at,
-            stepping: false,
-            last_progress: at,
-            incidents: Vec::new(),
-            past: Vec::new(),
             pending: None,
             decided: None,
-            lost_peer: None,
-            waiting: Vec::new(),
-            rung: Rung::All,
-            afterwards: None,
-            longest_start: None,
-            restart_until: None,
-            overdue: None,
+            waiting: Waiting::default(),
+            restart: Restart::new(),
             held: Vec::new(),
             last_step: None,
-            saved: (None, None),
-            earlier,
             ledger: Ledger::open(at),
             saving: Saving::default(),
             end: None,
         }
+    }
+
+    /// Continues a job that another leader started: its attempt runs with these ranks, or is being started if there
+    /// are none. `carried` is `None` if that leader was lost before the first start. This records and orders nothing.
+    pub fn resume(
+        at: Mono,
+        spec: JobSpec,
+        policy: impl Into<Settings>,
+        carried: Option<HandoverState>,
+        running: &[Rank],
+    ) -> Job {
+        let mut job = Job::begin(at, spec, policy, &mut Vec::new());
+        if let Some(carried) = carried {
+            carried.restore(&mut job);
+        }
+        if !running.is_empty() {
+            job.ranks.start(running.iter().copied());
+            job.findings.begin_attempt(job.attempt, running.to_vec());
+            job.phase = Phase::Running;
+        }
+        job
+    }
+
+    /// The state for the next leader.
+    pub fn carried(&self) -> HandoverState {
+        HandoverState::from_job(self)
     }
 
     /// Sets the hosts of the ranks of this attempt, in the order of their node ranks.
@@ -226,44 +179,15 @@ impl Job {
             ranks.map(move |rank| (Rank(rank), number))
         };
         let host_of_rank = hosts.iter().zip(0..).flat_map(number).collect();
-        self.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), host_of_rank);
-        self.hosts = hosts;
+        self.findings.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), host_of_rank);
+        self.ranks.hosts = hosts;
     }
 
     /// Sets the number of ranks of the next attempt.
     fn world_changed(&mut self, ranks: u32) {
         self.spec.world_size = ranks;
-        self.watch.set_ranks(ranks);
-        // Ranks that no longer exist are not waited for.
-        self.beating.retain(|rank| rank.0 < ranks);
-    }
-
-    /// Adds the host where a failure started, if there are several.
-    pub(super) fn locate(&self, verdict: &mut Verdict) {
-        let Some(culprit) = verdict.culprit else { return };
-        let Some(HostOfRanks { host, node_rank, .. }) = HostOfRanks::find(&self.hosts, culprit) else {
-            return;
-        };
-        verdict.evidence.push(format!("{culprit} ran on host {host} (node rank {node_rank})"));
-        if let Some(rest) = verdict.headline.strip_prefix(&format!("{culprit} ")).map(str::to_owned)
-            && !rest.starts_with("on host ")
-        {
-            verdict.headline = format!("{culprit} on host {host} {rest}");
-        }
-        verdict.host = Some(host.clone());
-    }
-
-    /// Adds the hosts of the culprits to a hang.
-    fn locate_hang(&self, fact: &mut Fact) {
-        let Fact::RanksHung { hang, .. } = fact else { return };
-        hang.hosts = self.hosts_of(&hang.culprits);
-    }
-
-    fn hosts_of(&self, ranks: &[Rank]) -> Vec<String> {
-        let host = |rank: &Rank| HostOfRanks::find(&self.hosts, *rank).map(|host| host.host.clone());
-        let mut hosts: Vec<String> = ranks.iter().filter_map(host).collect();
-        hosts.dedup();
-        hosts
+        self.findings.watch.set_ranks(ranks);
+        self.ranks.resize(ranks);
     }
 
     /// Adds a user's policy of this name: it is asked before the built-in one decides.
@@ -275,7 +199,9 @@ impl Job {
     pub fn step(&mut self, at: Mono, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Fact(mut fact) => {
-                self.locate_hang(&mut fact);
+                if let Fact::RanksHung { hang, .. } = &mut fact {
+                    hang.hosts = self.ranks.hosts_of(&hang.culprits);
+                }
                 out.push(Output::Record(Body::Fact(fact.clone())));
                 self.fact(at, fact, out);
             }
@@ -285,24 +211,30 @@ impl Job {
                 }
             }
             Event::Role { attempt, rank, role, stage } if attempt == self.attempt => {
-                self.watch.set_role(rank, role, stage);
+                self.findings.watch.set_role(rank, role, stage);
             }
             Event::Saved { attempt, step, shards } => {
                 // Counts even if its attempt was already over when it was sealed.
-                self.saved.0 = self.saved.0.max(Some(step));
+                self.saving.newest = self.saving.newest.max(Some(step));
                 if attempt == self.attempt {
-                    let found = self.watch.saved(step, &shards);
-                    self.report_found(found, out);
+                    let found = self.findings.watch.saved(step, &shards);
+                    self.findings.report(found, out);
                 }
             }
             Event::RankContext(known) => {
-                let again = self.watch.set_rank_context(known);
-                self.report_found(again, out);
+                let again = self.findings.watch.set_rank_context(known);
+                self.findings.report(again, out);
             }
             Event::AgentEvidence(ruling) => self.ruling(at, ruling, out),
             Event::PolicyAnswer { incident, advice } => self.policy_answered(at, incident, advice, out),
             Event::LateEvidence { incident, host_evidence } => {
-                self.receive_late(incident, host_evidence, out)
+                let is_last = incident == self.history.last();
+                if let Some(decided) = &mut self.decided
+                    && is_last
+                    && decided.verdict.incident == incident
+                {
+                    decided.receive(host_evidence, out);
+                }
             }
             Event::Held(held) => self.held = held,
             Event::Wake => self.wake(at, out),
@@ -327,9 +259,9 @@ impl Job {
             exit,
             reason,
             attempts: self.attempt.0.saturating_add(1),
-            saving: advice::advice_for(&self.ledger.accounting(at), self.failures()),
+            saving: advice::advice_for(&self.ledger.accounting(at), self.history.count()),
             accounting: self.ledger.accounting(at),
-            incidents: self.incidents.clone(),
+            incidents: self.history.incidents.clone(),
         }
     }
 
@@ -338,7 +270,7 @@ impl Job {
         if self.phase != Phase::Running {
             return;
         }
-        let fault_at = self.lost_peer.take().map_or(fault_at, |lost| fault_at.min(lost.since));
+        let fault_at = self.course.lost_peer.take().map_or(fault_at, |lost| fault_at.min(lost.since));
         self.ledger.enter(fault_at, TimeCategory::Undetected);
         self.ledger.enter(at, TimeCategory::Stopping);
         self.stop(StopWhy::Fault, out);
@@ -370,34 +302,31 @@ impl Job {
         out.push(Output::Command(Command::finish(exit)));
     }
 
-    fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {
-        if let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
-        {
-            change(incident);
-        }
+    /// Whether a save is due by the advice: true once each time. A job whose ranks do not step has nothing to save.
+    pub fn save_is_due(&mut self, at: Mono) -> bool {
+        self.course.is_stepping() && self.stop_requested.is_none() && self.saving.is_due(at)
     }
 
     /// Loads what earlier runs of the job learned.
     pub fn recall(&mut self, learned: &JobMemory) {
-        self.watch.recall(learned);
-        self.earlier.clone_from(&learned.rungs);
+        self.findings.watch.recall(learned);
+        self.history.earlier.clone_from(&learned.rungs);
     }
 
     /// Adds what this run learned, for the next one.
     pub fn remember(&self, learned: &mut JobMemory) {
-        self.watch.remember(learned);
-        let failed_again = self.incidents.len() > self.past.len();
-        learned.rungs = policy::experiences(&self.earlier, &self.past, failed_again);
+        self.findings.watch.remember(learned);
+        self.history.remember(learned);
     }
 
     /// The pace of a rank's last steps compared with its peers'.
     pub fn pace(&self, rank: Rank) -> Pace {
-        self.watch.pace(rank)
+        self.findings.watch.pace(rank)
     }
 
     /// The last step of this attempt up to which no replica is known to have differed.
     pub fn vouched(&self) -> Option<u64> {
-        self.watch.vouched()
+        self.findings.watch.vouched()
     }
 
     /// The specification of the job.

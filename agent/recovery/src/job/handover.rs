@@ -5,13 +5,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{PastFailure, Rung, Settings};
-use mainstay_model::entry::JobSpec;
+use crate::policy::{PastFailure, Rung};
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_progress::goodput::Ledger;
 
-use super::{IncidentTimes, Job, Phase, RankState};
+use super::{IncidentTimes, Job};
 
 /// Texts of older incidents are left out: the record of a job is bounded, its number of failures may not be.
 const INCIDENTS_WITH_TEXTS: usize = 64;
@@ -62,60 +61,42 @@ impl HandoverState {
     }
 }
 
-impl Job {
-    /// The state for the next leader.
-    pub fn carried(&self) -> HandoverState {
-        let mut incidents = self.incidents.clone();
+impl HandoverState {
+    pub(super) fn from_job(job: &Job) -> HandoverState {
+        let mut incidents = job.history.incidents.clone();
         let old = incidents.len().saturating_sub(INCIDENTS_WITH_TEXTS);
         for incident in incidents.iter_mut().take(old) {
             incident.headline.clear();
             incident.decision.clear();
         }
         HandoverState {
-            attempt: self.attempt,
-            attempt_began: self.attempt_began,
-            past: self.past.clone(),
+            attempt: job.attempt,
+            attempt_began: job.course.began,
+            past: job.history.past.clone(),
             incidents,
-            ledger: self.ledger.clone(),
-            beating: self.beating.clone(),
-            longest_start: self.longest_start,
-            last_step: self.last_step,
-            saved: self.saved.0,
-            stop_requested: self.stop_requested,
-            save_ordered: self.save_ordered,
-            rung: self.rung,
+            ledger: job.ledger.clone(),
+            beating: job.ranks.beating.clone(),
+            longest_start: job.restart.longest,
+            last_step: job.last_step,
+            saved: job.saving.newest,
+            stop_requested: job.stop_requested,
+            save_ordered: job.save_ordered,
+            rung: job.restart.rung,
         }
     }
 
-    /// Continues a job that another leader started: its attempt runs with these ranks, or is being started if there
-    /// are none. `carried` is `None` if that leader was lost before the first start. This records and orders nothing.
-    pub fn resume(
-        at: Mono,
-        spec: JobSpec,
-        policy: impl Into<Settings>,
-        carried: Option<HandoverState>,
-        running: &[Rank],
-    ) -> Job {
-        let mut job = Job::begin(at, spec, policy, &mut Vec::new());
-        if let Some(carried) = carried {
-            job.attempt = carried.attempt;
-            job.attempt_began = carried.attempt_began;
-            job.past = carried.past;
-            job.incidents = carried.incidents;
-            job.ledger = carried.ledger;
-            job.beating = carried.beating;
-            job.longest_start = carried.longest_start;
-            job.last_step = carried.last_step;
-            job.saved = (carried.saved, carried.saved);
-            job.stop_requested = carried.stop_requested;
-            job.save_ordered = carried.save_ordered;
-            job.rung = carried.rung;
-        }
-        if !running.is_empty() {
-            job.ranks = running.iter().map(|rank| (*rank, RankState::default())).collect();
-            job.watch.begin_attempt(job.attempt, running.to_vec());
-            job.phase = Phase::Running;
-        }
-        job
+    pub(super) fn restore(self, job: &mut Job) {
+        job.attempt = self.attempt;
+        job.course.began = self.attempt_began;
+        job.history.past = self.past;
+        job.history.incidents = self.incidents;
+        job.ledger = self.ledger;
+        job.ranks.beating = self.beating;
+        job.restart.longest = self.longest_start;
+        job.last_step = self.last_step;
+        (job.saving.newest, job.saving.newest_before) = (self.saved, self.saved);
+        job.stop_requested = self.stop_requested;
+        job.save_ordered = self.save_ordered;
+        job.restart.rung = self.rung;
     }
 }

@@ -5,17 +5,48 @@ use std::collections::BTreeMap;
 use crate::policy::{self, Rung};
 use mainstay_diagnosis::root_rank::hung;
 use mainstay_hang::{Hang, HangKind};
-use mainstay_model::entry::{Body, Fact};
-use mainstay_model::observation::HostsEvent;
+use mainstay_model::entry::Fact;
+use mainstay_model::id::{Attempt, Incident};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::time::{Mono, Span};
 use mainstay_model::verdict::Verdict;
 
-use super::problems::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
-use super::{Command, EXHAUSTED, Job, ORDERS, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED, SAVE_ORDERED};
-
 /// The event that records, also for a replay, that a restart was abandoned.
 const EVENT: &str = "restart_too_long";
+
+/// How the ranks are started next, and how long the present start may take.
+#[derive(Clone, Debug)]
+pub(super) struct Restart {
+    /// The rung that starts the next attempt.
+    pub(super) rung: Rung,
+    /// The longest that a start of all or some ranks took until all had completed a step.
+    pub(super) longest: Option<Span>,
+    /// When the restart in progress is abandoned if it has not completed a step.
+    pub(super) until: Option<(Mono, Overdue)>,
+    /// The restart that was abandoned.
+    pub(super) overdue: Option<Overdue>,
+}
+
+impl Restart {
+    pub(super) fn new() -> Restart {
+        Restart { rung: Rung::All, longest: None, until: None, overdue: None }
+    }
+
+    /// Ranks were started, to recover from a failure or not. Returns the time by which they must
+    /// have completed a step.
+    pub(super) fn begin(&mut self, at: Mono, recovers: bool) -> Option<Mono> {
+        let within = policy::patience(self.rung, self.longest).filter(|_| recovers);
+        self.overdue = None;
+        self.until = within.map(|within| (at.after(within), Overdue { rung: self.rung, within }));
+        self.until.as_ref().map(|(until, _)| *until)
+    }
+
+    /// The restart that the journal records as abandoned.
+    pub(super) fn recorded(&self, seen: &Observation) -> Option<Overdue> {
+        let within = seen.values.get("within_ns").filter(|_| seen.event == EVENT)?.parse().ok()?;
+        Some(Overdue { rung: self.rung, within: Span(within) })
+    }
+}
 
 /// A restart that was abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,82 +55,25 @@ pub(super) struct Overdue {
     within: Span,
 }
 
-impl Job {
-    /// Requests a wake-up for the time by which the restart must have completed a step.
-    pub(super) fn time_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
-        let recovers = self.incidents.last().is_some_and(|incident| incident.first_step_at.is_none());
-        let within = policy::patience(self.rung, self.longest_start).filter(|_| recovers);
-        self.restart_until = within.map(|within| (at.after(within), Overdue { rung: self.rung, within }));
-        if let Some((until, _)) = self.restart_until {
-            out.push(Output::Command(Command::Wake { at: until }));
-        }
-    }
-
-    pub(super) fn look_after_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
-        match self.restart_until {
-            Some((until, _)) if at < until => out.push(Output::Command(Command::Wake { at: until })),
-            // A hang has its own evidence and is judged by that.
-            Some((_, overdue)) if !self.stepping && self.hang.is_none() => {
-                out.push(Output::Record(Body::Fact(overdue.observed())));
-                self.give_up(at, overdue, out);
-            }
-            Some(_) | None => {}
-        }
-    }
-
-    /// Handles orders of people, and the journal's record of an abandoned restart.
-    pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
-        let ordered =
-            seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED);
-        if ordered || HostsEvent::WorldGrows.is(seen) {
-            return self.restart_ordered(at, out);
-        }
-        if seen.component == ORDERS
-            && seen.event == SAVE_ORDERED
-            && let Some(exit) = seen.values.get("exit").and_then(|exit| exit.parse().ok())
-        {
-            return self.save_ordered(exit, out);
-        }
-        if matches!(seen.event.as_str(), FILE_SYSTEM_SILENT | FILE_SYSTEM_ANSWERS) {
-            self.file_system_observed(seen, out);
-        }
-        if seen.event == EXHAUSTED {
-            self.exhausted = Some(seen.detail.clone());
-        }
-        if seen.event == EVENT
-            && self.phase == Phase::Running
-            && let Some(within) = seen.values.get("within_ns").and_then(|nanos| nanos.parse().ok())
-        {
-            self.give_up(at, Overdue { rung: self.rung, within: Span(within) }, out);
-        }
-    }
-
-    fn give_up(&mut self, at: Mono, overdue: Overdue, out: &mut Vec<Output>) {
-        self.restart_until = None;
-        self.overdue = Some(overdue);
-        self.failure(at, at, out);
-    }
-
-    pub(super) fn took_too_long(&self, at: Mono, restart: Overdue) -> Verdict {
+impl Overdue {
+    /// The verdict on an attempt that began at `began`.
+    pub(super) fn verdict(self, incident: Incident, attempt: Attempt, began: Mono, at: Mono) -> Verdict {
         let hang = Hang {
             kind: HangKind::AllStill,
             culprits: Vec::new(),
             hosts: Vec::new(),
             victims: Vec::new(),
-            since: self.attempt_began,
+            since: began,
             confirmed: at,
             phase: "first_step".to_owned(),
-            limit: restart.within,
+            limit: self.within,
             step: None,
             confidence: 0.5,
-            evidence: vec![restart.describe()],
+            evidence: vec![self.describe()],
         };
-        let verdict = hung(self.next_incident(), self.attempt, &hang, Vec::new());
-        Verdict { headline: restart.describe(), ..verdict }
+        Verdict { headline: self.describe(), ..hung(incident, attempt, &hang, Vec::new()) }
     }
-}
 
-impl Overdue {
     fn describe(self) -> String {
         format!(
             "after {}, the ranks did not all complete a step within {}",
@@ -108,7 +82,7 @@ impl Overdue {
         )
     }
 
-    fn observed(self) -> Fact {
+    pub(super) fn observed(self) -> Fact {
         Fact::Observed(Observation {
             component: "job".to_owned(),
             event: EVENT.to_owned(),

@@ -4,8 +4,6 @@ use mainstay_checkpoint::advice::{self, Advised};
 use mainstay_model::entry::{Fact, StepDone};
 use mainstay_model::time::Mono;
 
-use super::Job;
-
 /// A job's saves, as far as the advice needs them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Saving {
@@ -15,6 +13,10 @@ pub(super) struct Saving {
     reported: Option<Advised>,
     /// The last save, or the time at which a save was last due. `None` while the ranks do not step.
     last: Option<Mono>,
+    /// The newest step that all ranks have saved and sealed in any attempt.
+    pub(super) newest: Option<u64>,
+    /// The same at the start of this attempt.
+    pub(super) newest_before: Option<u64>,
 }
 
 impl Saving {
@@ -36,7 +38,7 @@ impl Saving {
         Some(news.fact())
     }
 
-    fn is_due(&mut self, at: Mono) -> bool {
+    pub(super) fn is_due(&mut self, at: Mono) -> bool {
         let due =
             self.last.is_some_and(|last| advice::is_due(self.advised.as_ref(), at.since(last).as_seconds()));
         if due {
@@ -44,28 +46,16 @@ impl Saving {
         }
         due
     }
-}
-
-impl Job {
-    /// Whether a save is due by the advice: true once each time. A job whose ranks do not step has nothing to save.
-    pub fn save_is_due(&mut self, at: Mono) -> bool {
-        self.stepping && self.stop_requested.is_none() && self.saving.is_due(at)
-    }
 
     /// The newest step that a restart returns to, if known: the newest step that was saved here, if this attempt may
     /// have started from what had been saved before. An attempt that started with a later step has it from elsewhere.
     /// If steps are counted from zero in each process, the start is unknown.
-    pub(super) fn committed(&self) -> Option<u64> {
-        let (saved, before) = self.saved;
-        let mut firsts = self.ranks.values().filter_map(|rank| rank.first);
-        let goes_on_from_there = |first: &StepDone| {
+    pub(super) fn committed(&self, mut first_steps: impl Iterator<Item = StepDone>) -> Option<u64> {
+        let before = self.newest_before;
+        let goes_on_from_there = |first: StepDone| {
             !first.counted && before.is_none_or(|before| first.step <= before.saturating_add(1))
         };
-        saved.filter(|_| firsts.all(|first| goes_on_from_there(&first)))
-    }
-
-    pub(super) fn failures(&self) -> u32 {
-        u32::try_from(self.incidents.len()).unwrap_or(u32::MAX)
+        self.newest.filter(|_| first_steps.all(goes_on_from_there))
     }
 }
 

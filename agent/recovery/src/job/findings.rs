@@ -3,10 +3,12 @@
 
 use mainstay_model::entry::Body;
 use mainstay_model::finding::{Finding, FindingKind};
+use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::observation::Observation;
 use mainstay_model::verdict::{FaultDomain, Verdict};
+use mainstay_progress::monitor::Watch;
 
-use super::{Job, Output};
+use super::Output;
 
 /// The most findings in the host evidence, those with the highest confidence first.
 const TESTIFIED: usize = 8;
@@ -16,10 +18,34 @@ pub const FILE_SYSTEM_SILENT: &str = "file_system_silent";
 /// The event that it answers again.
 pub const FILE_SYSTEM_ANSWERS: &str = "file_system_answers";
 
-impl Job {
-    /// The file system of the checkpoints stopped answering, or answers again.
-    pub(super) fn file_system_observed(&mut self, seen: &Observation, out: &mut Vec<Output>) {
-        let step = self.ledger.reached().unwrap_or(0);
+/// The findings of an attempt.
+#[derive(Clone, Debug)]
+pub(super) struct Findings {
+    /// Watches the step times of the ranks.
+    pub(super) watch: Watch,
+    /// Those that are not over.
+    standing: Vec<Finding>,
+}
+
+impl Findings {
+    pub(super) fn new(watch: Watch) -> Findings {
+        Findings { watch, standing: Vec::new() }
+    }
+
+    /// Starts an attempt with these ranks.
+    pub(super) fn begin_attempt(&mut self, attempt: Attempt, ranks: Vec<Rank>) {
+        self.watch.begin_attempt(attempt, ranks);
+        self.standing.clear();
+    }
+
+    /// The file system of the checkpoints stopped answering, or answers again, at this step.
+    pub(super) fn file_system_observed(
+        &mut self,
+        seen: &Observation,
+        attempt: Attempt,
+        step: u64,
+        out: &mut Vec<Output>,
+    ) {
         let standing = self.standing.iter().find(|stood| stood.what == FindingKind::SilentFileSystem);
         let finding = match standing.cloned() {
             Some(stood) if seen.event == FILE_SYSTEM_ANSWERS => {
@@ -27,7 +53,7 @@ impl Job {
             }
             None if seen.event == FILE_SYSTEM_SILENT => Finding {
                 finding: self.watch.next_number(),
-                attempt: self.attempt,
+                attempt,
                 what: FindingKind::SilentFileSystem,
                 over: false,
                 headline: seen.detail.clone(),
@@ -46,11 +72,11 @@ impl Job {
             },
             _ => return,
         };
-        self.report_found(vec![finding], out);
+        self.report(vec![finding], out);
     }
 
     /// Records findings. Current ones are kept until they are over.
-    pub(super) fn report_found(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
+    pub(super) fn report(&mut self, found: Vec<Finding>, out: &mut Vec<Output>) {
         for finding in found {
             self.standing.retain(|stood| stood.finding != finding.finding);
             if !finding.over {
@@ -62,7 +88,7 @@ impl Job {
 
     /// Findings that were current in the failed attempt and may be related to the failure. A slow rank does not
     /// explain a failure elsewhere.
-    pub(super) fn standing_at(&self, verdict: &Verdict) -> Vec<Finding> {
+    pub(super) fn related_to(&self, verdict: &Verdict) -> Vec<Finding> {
         let concerns = |finding: &&Finding| {
             let is_of_a_place = matches!(finding.what, FindingKind::SlowRank | FindingKind::SlowHost);
             let of_the_culprit = || verdict.culprit.is_some_and(|rank| finding.ranks.contains(&rank));
