@@ -11,7 +11,7 @@ use crate::attribution::vote::Vote;
 const KILLED: [&str; 4] = ["exit.minus9", "exit.any_kill", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences when one of these signatures is present too.
-const FOLLOWS: [(&str, &[&str]); 6] = [
+const FOLLOWS: [(&str, &[&str]); 10] = [
     ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
     ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
     // A program that hangs in a collective had what it needed: something missing is a side issue, such as a monitor.
@@ -20,6 +20,13 @@ const FOLLOWS: [(&str, &[&str]); 6] = [
     ("host.node_failure", &["slurm.boot"]),
     // A GPU is reset after an out-of-bounds access and reported as hung.
     ("amd.gpu_hang", &["amd.page_fault"]),
+    // The kernel ends the process that read the memory which failed.
+    ("torch.sigbus", &["host.mce"]),
+    ("exit.135", &["host.mce"]),
+    // A program does not see a GPU that the driver could not bring up.
+    ("cuda.no_device", &["gpu.rm_init_failed", "xid.79"]),
+    // A cluster counts no GPUs on hosts that do not report theirs.
+    ("k8s.unschedulable", &["container.device_plugin"]),
     // Found by a rank that retries after another fault.
     ("python.file_exists", &["storage.quota", "storage.enospc"]),
 ];
@@ -96,5 +103,22 @@ mod tests {
         let boot = "srun: error: Something is wrong with the boot of the nodes.\n";
         assert_eq!(judged(failed).class, Class::HardwareHost);
         assert_eq!(judged(&format!("{failed}{boot}")).class, Class::SoftwarePlatform);
+    }
+
+    #[test]
+    fn a_bus_error_of_memory_that_failed_is_not_the_jobs() {
+        let ended = "Bus error (core dumped)\n";
+        let failed =
+            "Memory failure: 0x77aa01: Sending SIGBUS to python3:812 due to hardware memory corruption\n";
+        assert_eq!(judged(ended).class, Class::HostResource);
+        assert_eq!(judged(&format!("{failed}{ended}")).class, Class::HardwareHost);
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_could_not_bring_up_is_the_reason_that_none_is_seen() {
+        let unseen = "RuntimeError: No CUDA GPUs are available\n";
+        let failed = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x56:1474)\n";
+        assert_eq!(judged(unseen).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&format!("{failed}{unseen}")).class, Class::HardwareGpu);
     }
 }

@@ -24,6 +24,23 @@ const INCOMPATIBLE_LIBRARIES_LOG_ODDS: f64 = 2.4;
 /// Log-odds of a library whose assertion shows only its own state.
 const OWN_STATE_LOG_ODDS: f64 = 2.6;
 
+/// Log-odds of a training framework that trips over an object of its own. Its caller may have caused that.
+const OWN_OBJECT_LOG_ODDS: f64 = 2.3;
+/// The inner parts of frameworks: no program calls them directly, and they check what users give them further out.
+const INNER_PARTS: [&str; 11] = [
+    "/deepspeed/runtime/",
+    "/torch/distributed/fsdp/",
+    "/torch/nn/parallel/",
+    "/accelerate/utils/",
+    "/ray/_private/",
+    "/ray/train/_internal/",
+    "/vllm/v1/",
+    "/vllm/model_executor/",
+    "/sglang/srt/",
+    "/megatron/core/distributed/",
+    "/megatron/core/pipeline_parallel/",
+];
+
 /// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
 const UNDEFINED_NAME_LOG_ODDS: f64 = 6.0;
 
@@ -201,15 +218,36 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
     })
 }
 
-/// An assertion of an installed library without words for its caller: no message, or a dump of the library's own state.
+/// An installed library that stops without words for its caller: an assertion with a dump of the library's own state, or, in the inner
+/// part of a framework, an assertion without a message or an object that is missing or of another form.
 pub(super) fn own_state(evidence: &Evidence) -> Option<Vote> {
-    let (source, asserted, _) = framed(evidence).find(|(_, exception, frame)| {
-        let (_, message) = exception.spot.text.split_once("AssertionError").unwrap_or_default();
-        let dumps = message.trim_start_matches([':', ' ']).starts_with(['{', '[', '(', '<']);
-        frame.path.contains("-packages/") && exception.name.ends_with("AssertionError") && dumps
-    })?;
-    let meaning = "an installed library stopped at an assertion about its own state".to_owned();
-    Some(of_platform("frame.own_state", meaning, OWN_STATE_LOG_ODDS, (source, asserted)))
+    framed(evidence).find_map(|(source, exception, frame)| {
+        let text = &exception.spot.text;
+        let asserted =
+            text.split_once("AssertionError").map(|(_, message)| message.trim_start_matches([':', ' ']));
+        let asserted = asserted.filter(|_| exception.name.ends_with("AssertionError"));
+        let dumps = asserted.is_some_and(|message| message.starts_with(['{', '[', '(', '<']));
+        let is_inner = INNER_PARTS.iter().any(|folder| frame.path.contains(folder));
+        let misses = asserted.is_some_and(|message| message.trim().is_empty()) || slips(exception);
+        let (meaning, log_odds) = if frame.path.contains("-packages/") && dumps {
+            ("an installed library stopped at an assertion about its own state", OWN_STATE_LOG_ODDS)
+        } else if is_inner && misses {
+            ("the inner part of a framework misses an object of its own", OWN_OBJECT_LOG_ODDS)
+        } else {
+            return None;
+        };
+        Some(of_platform("frame.own_state", meaning.to_owned(), log_odds, (source, exception)))
+    })
+}
+
+/// Whether code used an object of its own that is missing or of another form. It says nothing to its caller.
+fn slips(exception: &Exception) -> bool {
+    let text = &exception.spot.text;
+    let is_a = |name: &str| exception.name.ends_with(name);
+    is_a("KeyError")
+        || is_a("IndexError")
+        || (is_a("AttributeError") || is_a("TypeError")) && text.contains("NoneType")
+        || is_a("ValueError") && text.contains("values to unpack")
 }
 
 /// Where an installed library calls another in a way that it does not allow, the program did not make the call.
@@ -348,6 +386,23 @@ mod tests {
         );
         let asked = judged(&raised(": heads must be even"));
         assert_eq!(asked.class, Class::UserConfig);
+    }
+
+    #[test]
+    fn the_inner_part_of_a_framework_that_misses_its_own_object_is_none_of_the_program() {
+        let raised = |path: &str, text: &str| {
+            judged(&format!("  File \"{path}\", line 88, in hook\n    acc.next(0)\n{text}\n"))
+        };
+        let inner = "/v/lib/python3.11/site-packages/deepspeed/runtime/zero/hooks.py";
+        let missing = "AttributeError: 'NoneType' object has no attribute 'next'";
+        for text in
+            [missing, "AssertionError", "KeyError: 77", "ValueError: too many values to unpack (expected 2)"]
+        {
+            let judged = raised(inner, text);
+            assert_eq!(judged.class, Class::SoftwarePlatform, "{text}");
+            assert_ne!(judged.restart, crate::attribution::class::Restart::DoNotRestart, "{text}");
+            assert_eq!(raised("/home/a/hooks.py", text).domain, mainstay_model::verdict::FaultDomain::User);
+        }
     }
 
     #[test]
