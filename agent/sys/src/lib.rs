@@ -2,6 +2,7 @@
 //! code of the agent.
 
 pub mod affinity;
+pub mod apart;
 pub mod calls;
 pub mod cgroup;
 pub mod child;
@@ -16,7 +17,6 @@ pub mod limits;
 pub mod mapping;
 pub mod memory;
 pub mod numa;
-pub mod own_descriptors;
 pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;

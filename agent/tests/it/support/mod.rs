@@ -79,7 +79,9 @@ impl Agent {
         self.wait_until(&format!("a reading of {component} by agent {own}"), |line| {
             let event: serde_json::Value = serde_json::from_str(line).unwrap();
             let attributes = &event["attributes"];
-            started.set(started.get() || (event["type"] == "agent_started" && attributes["pid"] == own.as_str()));
+            started.set(
+                started.get() || (event["type"] == "agent_started" && attributes["pid"] == own.as_str()),
+            );
             started.get() && event["type"] == "health_changed" && attributes["component.name"] == component
         })
     }

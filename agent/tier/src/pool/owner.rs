@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_checkpoint_format::control::{POOL_NAME, Slot, State};
 use mainstay_checkpoint_format::{Identity, Manifest};
-use mainstay_sys::own_descriptors::with_own_descriptors;
+use mainstay_sys::apart::apart;
 use nix::fcntl::Flock;
 use nix::sys::statvfs::statvfs;
 
@@ -365,7 +365,8 @@ fn write_on(shared: &Shared) {
         let settings = &shared.settings;
         let used: Vec<BorrowedFd<'_>> = batch.shards.iter().map(|(_, _, file)| file.as_fd()).collect();
         let write = || write_batch(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
-        let written = with_own_descriptors("ckpt-write", &used, write);
+        let written =
+            apart(c"ckpt-write", &used, write).unwrap_or_else(|| batch.interrupted(&settings.directory));
         shared.content().written(&batch, written);
         ring(&shared.directory);
     }
@@ -458,7 +459,7 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         let look = move || {
-            let found = with_own_descriptors("ckpt-find", &[], || shared.stored_among(&lacking));
+            let found = apart(c"ckpt-find", &[], || shared.stored_among(&lacking)).unwrap_or_default();
             let before = std::mem::replace(&mut shared.content().elsewhere, found.clone());
             *lock(&shared.looks_since) = None;
             if before != found {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use mainstay_health::host::os::{Disk, Reading, Space};
 use mainstay_health::parse::mounts::{Mount, meant_writable, mount_of, parse_mounts};
 use mainstay_model::time::{Mono, Span};
+use mainstay_sys::apart::apart;
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::proc::read;
@@ -305,7 +306,10 @@ impl ProbeQueue {
             };
             state.busy = true;
             drop(state);
-            let answer = (self.ask)(&path).map_err(|error| format!("asking {}: {error}", path.display()));
+            // A thread that waits for a file system would keep this process from ending.
+            let answer = apart(c"disk-probe", &[], || (self.ask)(&path))
+                .unwrap_or_else(|| Err(io::Error::other("the process that asked was killed")))
+                .map_err(|error| format!("asking {}: {error}", path.display()));
             state = ProbeQueue::lock(&self);
             state.answers.push((path, answer));
             if state.worker == number {

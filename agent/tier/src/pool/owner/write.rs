@@ -1,6 +1,7 @@
 //! Writes of steps to disk.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +32,15 @@ impl WriteBatch {
             // The step that all hosts can go back to is still unknown.
             Some((_, None)) => {}
         }
+    }
+
+    /// The process that wrote it was killed. What it left behind is removed by a later write.
+    pub(super) fn interrupted(&self, directory: &Path) -> WriteResult {
+        let failed = self.shards.first().map(|(held, _, _)| {
+            let source = io::Error::new(io::ErrorKind::Interrupted, "the process that wrote it was killed");
+            (*held, WriteError::Io { path: directory.to_owned(), source })
+        });
+        WriteResult { done: Vec::new(), failed }
     }
 }
 
