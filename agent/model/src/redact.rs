@@ -71,6 +71,9 @@ const NAMES: &str =
 /// Options of a command line.
 const OPTIONS: &str = r"--?[A-Za-z][A-Za-z0-9_.-]*";
 
+/// A text is masked again for as long as that finds more, at most this often.
+const MAX_PASSES: usize = 8;
+
 struct Patterns {
     private_key: Regex,
     forms: Regex,
@@ -102,7 +105,23 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
 pub fn mask(text: &str) -> String {
     // The patterns are constants that the tests compile. Without them the whole text is masked.
     let Some(patterns) = PATTERNS.as_ref() else { return COVER.to_owned() };
-    let key = |found: &Captures<'_>| found[0].lines().map(|_| COVER).collect::<Vec<_>>().join("\n");
+    let mut text = masked_once(text, patterns);
+    // What is masked may end another secret, which was part of a longer word before.
+    for _ in 1..MAX_PASSES {
+        let again = masked_once(&text, patterns);
+        if again == text {
+            break;
+        }
+        text = again;
+    }
+    text
+}
+
+fn masked_once(text: &str, patterns: &Patterns) -> String {
+    let key = |found: &Captures<'_>| {
+        let covered = found[0].split('\n').map(|line| if line.is_empty() { "" } else { COVER });
+        covered.collect::<Vec<_>>().join("\n")
+    };
     let mut text = patterns.private_key.replace_all(text, key).into_owned();
     text = patterns.forms.replace_all(&text, COVER).into_owned();
     for pattern in &patterns.named_by_context {
