@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use hyper::http::{Request, Response};
+use mainstay_sys::memory;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -32,6 +33,12 @@ const MAX_JOURNAL_READERS: (usize, usize) = (1, 4);
 
 /// Readers of the whole journal at the same time.
 const WHOLE_READS: (usize, usize) = (1, 2);
+
+/// Bytes of answers or messages after which freed memory is returned to the system.
+const MUCH: usize = 8 << 20;
+
+/// How long after the last of them.
+const GIVE_BACK_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a call waits until its source has read other answers.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,6 +86,22 @@ impl Bounds {
                 "{source} has the most answers that may wait to be read: read or cancel them"
             ))
         })
+    }
+}
+
+impl Bounds {
+    /// Returns memory to the system when a flood of answers or messages is over: the allocator keeps what it freed.
+    /// Runs for as long as the listener.
+    pub(super) async fn give_back_memory(self) {
+        loop {
+            tokio::select! {
+                () = self.unread.is_drained(MUCH) => {}
+                () = self.reports.is_drained(MUCH) => {}
+            }
+            // What follows at once needs the same memory.
+            tokio::time::sleep(GIVE_BACK_AFTER).await;
+            let _ = tokio::task::spawn_blocking(memory::give_back).await;
+        }
     }
 }
 

@@ -302,7 +302,8 @@ where
         + Send
         + 'static,
 {
-    tonic::transport::Server::builder()
+    let giving_back = tokio::spawn(bounds.clone().give_back_memory());
+    let served = tonic::transport::Server::builder()
         .accept_http1(true)
         // Limit for one connection: `places` limits the connections of a source.
         .max_concurrent_streams(Some(MAX_STREAMS_PER_CONNECTION))
@@ -316,5 +317,7 @@ where
         .layer(bounds)
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await
+        .await;
+    giving_back.abort();
+    served
 }

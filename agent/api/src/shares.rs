@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hyper::http::Extensions;
@@ -57,6 +58,10 @@ struct ShareState {
     taken: Mutex<BTreeMap<Source, usize>>,
     /// Something was given back.
     returned: Notify,
+    /// The most that was taken since [`Shares::is_drained`] last reported.
+    peak: AtomicUsize,
+    /// Nothing is taken any more.
+    drained: Notify,
 }
 
 /// Users of this host are few, so each may take this part of its share also when all is used up.
@@ -64,7 +69,14 @@ const GUARANTEED: usize = 8;
 
 impl Shares {
     pub(super) fn new(each: usize, all: usize) -> Shares {
-        Shares(Arc::new(ShareState { each, all, taken: Mutex::default(), returned: Notify::new() }))
+        Shares(Arc::new(ShareState {
+            each,
+            all,
+            taken: Mutex::default(),
+            returned: Notify::new(),
+            peak: AtomicUsize::new(0),
+            drained: Notify::new(),
+        }))
     }
 
     /// Takes this much, once it is available. A source that holds nothing may take more than its share.
@@ -104,8 +116,24 @@ impl Shares {
 
     /// Takes this much in any case: it is held already.
     pub(super) fn add(&self, source: Source, amount: usize) -> Share {
-        *self.0.taken().entry(source).or_insert(0) += amount;
+        let mut taken = self.0.taken();
+        *taken.entry(source).or_insert(0) += amount;
+        self.0.peak.fetch_max(taken.values().sum(), Ordering::Relaxed);
+        drop(taken);
         Share { of: Arc::clone(&self.0), source, amount }
+    }
+}
+
+impl Shares {
+    /// Waits until all is given back, after at least this much was taken.
+    pub(super) async fn is_drained(&self, least: usize) {
+        loop {
+            self.0.drained.notified().await;
+            if self.0.peak.load(Ordering::Relaxed) >= least && self.0.taken().is_empty() {
+                self.0.peak.store(0, Ordering::Relaxed);
+                return;
+            }
+        }
     }
 }
 
@@ -135,8 +163,13 @@ impl Share {
                 taken.remove(&self.source);
             }
         }
+        let is_empty = taken.is_empty();
         drop(taken);
         self.of.returned.notify_waiters();
+        if is_empty {
+            // Kept for a waiter that comes later.
+            self.of.drained.notify_one();
+        }
     }
 }
 
@@ -166,6 +199,28 @@ mod tests {
         drop((held, other));
         assert!(shares.try_take(Source::Unknown, 1000).is_some(), "alone, more than a share is possible");
         assert!(shares.0.taken().is_empty(), "a source that holds nothing is forgotten");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_much_is_reported_and_that_of_little_is_not() {
+        let shares = Shares::new(100, 100);
+        let is_drained = async |shares: &Shares| {
+            // All that it waits for has happened.
+            tokio::select! {
+                biased;
+                () = shares.is_drained(50) => true,
+                () = std::future::ready(()) => false,
+            }
+        };
+        drop(shares.try_take(A, 49));
+        assert!(!is_drained(&shares).await);
+        let (one, two) = (shares.try_take(A, 30), shares.try_take(B, 20));
+        drop(one);
+        assert!(!is_drained(&shares).await, "one is still held");
+        drop(two);
+        assert!(is_drained(&shares).await);
+        drop(shares.try_take(A, 1));
+        assert!(!is_drained(&shares).await, "it was reported");
     }
 
     #[tokio::test]

@@ -153,9 +153,19 @@ impl Agent {
     /// The most memory that it has needed so far, in bytes.
     #[allow(dead_code, reason = "not every test looks")]
     pub fn peak_memory(&self) -> u64 {
+        self.bytes_of("VmHWM:")
+    }
+
+    /// The memory that it has now, in bytes.
+    #[allow(dead_code, reason = "not every test looks")]
+    pub fn memory(&self) -> u64 {
+        self.bytes_of("VmRSS:")
+    }
+
+    fn bytes_of(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+        let value = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+        value.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     /// All events so far.
