@@ -232,7 +232,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 
 fn answer_of_clap(answer: &clap::Error) -> ExitCode {
     // The terminal may be gone; then nothing can be done.
-    let _ = answer.print();
+    let _ = output::print_answer(answer);
     match answer.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::from(exit::OK),
         _ => ExitCode::from(exit::USAGE),

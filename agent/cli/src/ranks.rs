@@ -71,7 +71,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             let home = if args.watch { "\x1b[H\x1b[J" } else { "" };
             let paint = Paint::for_stdout();
             let tables: Vec<String> = jobs.iter().map(|job| table(job, paint, args.all)).collect();
-            output::print(&format!("{home}{}", tables.join("\n")))?;
+            output::print_after(home, &tables.join("\n"))?;
         }
         if !args.watch {
             return Ok(ExitCode::from(if jobs.is_empty() { exit::UNKNOWN } else { exit::OK }));

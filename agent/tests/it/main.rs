@@ -20,6 +20,7 @@ mod gpu_reset;
 mod hooks;
 mod host_source;
 mod host_system;
+mod hostile_texts;
 mod hosts_streams;
 mod hosts_upgrade;
 mod journal;

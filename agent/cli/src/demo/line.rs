@@ -23,7 +23,7 @@ impl LiveLine {
     pub(super) fn show(&mut self, text: &str) {
         if self.terminal {
             // A missing frame on a terminal does no harm.
-            drop(output::print(&format!("\r\x1b[2K{text}")));
+            drop(output::print_after("\r\x1b[2K", text));
             self.open = true;
         } else if self.last.is_none_or(|last| last.elapsed() >= MIN_LINE_INTERVAL) {
             say!("{text}");

@@ -12,6 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use mainstay_model::escape::printable;
 use mainstay_sys::clock;
 
 use super::screen::{Order, Screen};
@@ -114,7 +115,7 @@ impl Terminal {
 
     /// Prints a line of the launcher. Only the thread waits if the terminal is stuck.
     pub fn print(&self, line: String) {
-        let at = time();
+        let (at, line) = (time(), printable(&line));
         let shown =
             if self.timestamps { format!("mainstay: {at} {line}") } else { format!("mainstay: {line}") };
         self.order(Order::Line { shown, kept: format!("{at} {line}") });
