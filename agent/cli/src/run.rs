@@ -145,7 +145,7 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_endpoint: Option<String>,
-    /// Settings for several hosts: join_timeout, last_call_timeout, lease, shrink_after, grow_after (seconds), world_multiple (ranks), token, is_host, encrypt (on or off), domain
+    /// Settings for several hosts: join_timeout, last_call_timeout, lease, shrink_after, grow_after (seconds), world_multiple (ranks), token, token_file, is_host, encrypt (on or off), domain
     ///
     /// With etcd also user, password, cacert, cert and key.
     #[arg(

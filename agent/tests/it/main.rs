@@ -21,6 +21,7 @@ mod hooks;
 mod host_source;
 mod host_system;
 mod hostile_texts;
+mod hosts_strangers;
 mod hosts_streams;
 mod hosts_upgrade;
 mod journal;

@@ -1,8 +1,7 @@
 //! Jobs of several hosts: where the hosts meet according to torchrun's options.
 
 use std::collections::BTreeMap;
-
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -12,7 +11,8 @@ use mainstay_model::time::Span;
 
 use super::Args;
 use crate::torchrun;
-use mainstay_launcher::group::plan::{HostsPlan, StoreKind};
+use mainstay_launcher::group::meeting::shared_token;
+use mainstay_launcher::group::plan::{HostsPlan, StoreKind, TOKEN_VARIABLE};
 
 /// Default of torchrun, in seconds.
 const JOIN_TIMEOUT_SECONDS: u64 = 600;
@@ -129,7 +129,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         local_addr: args.local_addr.clone(),
         runs_once: false,
         returning: false,
-        token: conf.get("token").cloned(),
+        token: token(&conf)?,
         mixed,
         encrypt,
         domain: conf.get("domain").cloned(),
@@ -141,6 +141,19 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         world_multiple,
         lease: Duration::from_nanos(lease.0),
     }))
+}
+
+/// The secret of the job, if there is one: on the command line, in a file or in the environment.
+fn token(conf: &BTreeMap<String, String>) -> anyhow::Result<Option<String>> {
+    match (conf.get("token"), conf.get("token_file")) {
+        (Some(_), Some(_)) => bail!("--rdzv-conf: token and token_file exclude each other"),
+        (Some(token), None) => Ok(Some(token.clone())),
+        (None, Some(file)) => {
+            let token = shared_token(Path::new(file));
+            token.map(Some).with_context(|| format!("--rdzv-conf token_file={file}"))
+        }
+        (None, None) => Ok(std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty())),
+    }
 }
 
 /// Who runs the store at these endpoints, and how to access it.
@@ -179,13 +192,14 @@ fn store(
 }
 
 /// The keys of `--rdzv-conf` that have a meaning here.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "join_timeout",
     "last_call_timeout",
     "shrink_after",
     "grow_after",
     "world_multiple",
     "token",
+    "token_file",
     "mixed",
     "encrypt",
     "domain",
@@ -285,6 +299,18 @@ mod tests {
         assert_eq!((limits.shrink_after, limits.grow_after), (Span::seconds(60), Span::seconds(300)));
         assert_eq!(plan("--nnodes 2 --rdzv-endpoint a").endpoint(), "a:29400");
         assert_eq!(plan("--nnodes=1:2 --rdzv-endpoint other:7").hosts, (1, 2), "it does not start alone");
+    }
+
+    #[test]
+    fn the_secret_of_the_job_may_be_in_a_file() {
+        let directory = testing::tempdir().expect("a directory");
+        let file = directory.path().join("token").display().to_string();
+        let several = format!("--nnodes 2 --rdzv-endpoint a --rdzv-conf token_file={file}");
+        let token = plan(&several).token;
+        assert_eq!(token.as_ref().map(String::len), Some(64));
+        assert_eq!(plan(&several).token, token, "another host reads the same");
+        let error = parsed(&format!("{several},token=x")).expect_err("which one");
+        assert!(error.starts_with("--rdzv-conf: "), "{error}");
     }
 
     #[test]

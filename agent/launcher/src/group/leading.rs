@@ -15,12 +15,13 @@ use mainstay_journal::state::StateReader;
 use mainstay_model::entry::{Fact, JobSpec};
 use mainstay_model::id::Attempt;
 use mainstay_model::observation::{HostsEvent, LEADS_HERE};
+use mainstay_model::policy::HAND_BACK_EXIT;
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_recovery::job::Job;
 use mainstay_sys::clock;
 use tokio::sync::mpsc;
 
-use crate::group::plan::span;
+use crate::group::plan::{StoreKind, span};
 use crate::group::rendezvous::{FIRST_RECORD, Gathered};
 use crate::group::store::{Elected, FromStore, RecordWriter, exit_of};
 use crate::group::streams::listen::FromHost;
@@ -177,7 +178,12 @@ impl Group {
             // Its key is removed next, and then the store reports it.
             FromStore::LeaderMissed => {}
             FromStore::Problem(why) => self.print(why),
-            FromStore::Ended(ended) => leading.lead.ended(exit_of(&ended)),
+            FromStore::Ended(ended) => {
+                // Without a token, the proof shows only that its writer has read the store.
+                let is_open = matches!(remote.plan.store, StoreKind::Builtin) && remote.plan.token.is_none();
+                let exit = exit_of(&ended);
+                leading.lead.ended(if is_open && exit == 0 { HAND_BACK_EXIT } else { exit });
+            }
         }
     }
 

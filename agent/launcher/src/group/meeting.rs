@@ -4,24 +4,28 @@
 //! only one host can create, and shows that it is alive by the time of its file. The hosts with the slots of the newest
 //! generation run the store of the job: one host with the built-in store, or three with etcd. If most of them are gone, no
 //! launcher can lead the job by that store, and the next host starts another generation. `GENERATION.ended` has the status
-//! with which the job ended.
+//! with which the job ended. `token` has a random secret, which only the user can read.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::Endpoint;
-use nix::fcntl::AT_FDCWD;
+use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 use tokio::time::Instant;
 
 use crate::group::plan::{HostsPlan, StoreKind};
+
+/// A longer secret is cut.
+const MOST_TOKEN_BYTES: u64 = 4096;
 
 /// How often the host of a slot shows that it is alive.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(5);
@@ -37,6 +41,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_secs(30);
 
 const ENDED: &str = "ended";
+
+/// The secret of the job.
+const TOKEN: &str = "token";
 
 /// A directory in which hosts agree on where they meet.
 #[derive(Clone, Debug)]
@@ -88,7 +95,12 @@ pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<Me
                 let place = Attendance::keep(&meeting, generation, slot)
                     .with_context(|| format!("keeping this host's place in {directory}"))?;
                 let is_host = matches!(store, StoreKind::Builtin).then_some(place.has_slot).or(plan.is_host);
-                let plan = HostsPlan { endpoints, store, is_host, ..plan };
+                let token = match plan.token {
+                    Some(token) => token,
+                    None => shared_token(&meeting.directory.join(TOKEN))
+                        .with_context(|| format!("the secret of the job in {directory}"))?,
+                };
+                let plan = HostsPlan { endpoints, store, is_host, token: Some(token), ..plan };
                 print(format!("the hosts meet at {} ({directory})", plan.endpoint()));
                 return Ok(MeetingResult::At(Box::new(plan), Some(place)));
             }
@@ -227,10 +239,47 @@ impl Meeting {
     }
 }
 
+/// The secret in a file that all hosts of a job can read. The first of them that finds none makes one.
+///
+/// # Errors
+/// The file cannot be read or made, or other users can read it.
+pub fn shared_token(file: &Path) -> io::Result<String> {
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !file.try_exists()? {
+        let mut bytes = [0; 32];
+        fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        create_with(directory, file, blake3::Hash::from_bytes(bytes).to_hex().as_str(), 0o600)?;
+    }
+    let mut text = String::new();
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(file)?;
+    let found = opened.metadata()?;
+    let mode = found.mode() & 0o777;
+    if !found.is_file() || mode & 0o077 != 0 {
+        let why =
+            format!("{}: others may read it (mode {mode:o}): make it a file of mode 0600", file.display());
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
+    }
+    opened.take(MOST_TOKEN_BYTES).read_to_string(&mut text)?;
+    match text.trim() {
+        "" => Err(io::Error::new(ErrorKind::InvalidData, format!("{}: it is empty", file.display()))),
+        token => Ok(token.to_owned()),
+    }
+}
+
 /// Creates a file that has its whole content from the first moment, unless it is there.
 fn create(directory: &Path, file: &Path, text: &str) -> io::Result<()> {
+    create_with(directory, file, text, 0o666)
+}
+
+/// The same with this mode, as far as the umask allows it.
+fn create_with(directory: &Path, file: &Path, text: &str, mode: u32) -> io::Result<()> {
     let whole = directory.join(temporary());
-    fs::write(&whole, text)?;
+    let mut written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&whole)?;
+    written.write_all(text.as_bytes())?;
+    drop(written);
     let linked = fs::hard_link(&whole, file);
     fs::remove_file(&whole)?;
     match linked {
@@ -313,6 +362,8 @@ impl Attendance {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn host(directory: &Path, name: &str, slots: usize) -> Meeting {
@@ -334,6 +385,27 @@ mod tests {
             Look::Meet { generation, endpoints, slot } => (generation, endpoints, slot.is_some()),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn hosts_share_a_random_secret_that_others_cannot_read() {
+        let directory = testing::tempdir().expect("a directory");
+        let file = directory.path().join("token");
+        let first = shared_token(&file).expect("a new secret");
+        assert_eq!((first.len(), shared_token(&file).expect("the same")), (64, first.clone()));
+        assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+        assert_ne!(shared_token(&directory.path().join("other")).expect("another"), first);
+        let refused = |file: &Path| shared_token(file).expect_err("not used").kind();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        refused(&link);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("our own file");
+        assert_eq!(refused(&file), ErrorKind::InvalidData);
+        let empty = directory.path().join("empty");
+        fs::write(&empty, " \n").expect("a file");
+        fs::set_permissions(&empty, fs::Permissions::from_mode(0o600)).expect("our own file");
+        assert_eq!(refused(&empty), ErrorKind::InvalidData);
+        refused(&directory.path().join("missing/token"));
     }
 
     /// A host that has not shown for long that it is alive.

@@ -69,6 +69,9 @@ pub enum StoreKind {
     },
 }
 
+/// The variable with the secret of a job on several hosts. Ranks do not get it.
+pub const TOKEN_VARIABLE: &str = "MAINSTAY_RDZV_TOKEN";
+
 impl HostsPlan {
     /// Port that torchrun uses by default.
     pub const PORT: u16 = 29_400;

@@ -14,6 +14,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
+use crate::group::plan::TOKEN_VARIABLE;
 use crate::run::next_of;
 
 const PROGRAM: &str = include_str!("child.py");
@@ -64,7 +65,10 @@ impl Process {
         fcntl_setfd(&theirs, FdFlags::empty())?;
         let mut command = Command::new(interpreter);
         command.args(["-u", "-", &theirs.as_raw_fd().to_string()]);
-        command.env_remove("MAINSTAY_PAGE").envs(mark.and_then(|mark| mark.split_once('=')));
+        command
+            .env_remove("MAINSTAY_PAGE")
+            .env_remove(TOKEN_VARIABLE)
+            .envs(mark.and_then(|mark| mark.split_once('=')));
         command.stdin(Stdio::piped()).stdout(print_to.try_clone()?).stderr(print_to);
         let mut child = spawn::spawn_bound(&mut command, None)?;
         drop(theirs);

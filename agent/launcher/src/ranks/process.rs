@@ -13,6 +13,7 @@ use mainstay_sys::affinity::CpuSet;
 use mainstay_sys::pidfd::PidFd;
 use mainstay_sys::{limits, spawn};
 
+use crate::group::plan::TOKEN_VARIABLE;
 use crate::log_files;
 use crate::pages::files;
 use crate::ranks::environment::{Variables, expand};
@@ -191,6 +192,7 @@ impl RankSpec {
         command
             .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
             .env_remove("MAINSTAY_PAGE")
+            .env_remove(TOKEN_VARIABLE)
             .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .env_remove("MAINSTAY_CHECKPOINT_POOL")
             .env_remove("MAINSTAY_CHECKPOINT_RESUME")

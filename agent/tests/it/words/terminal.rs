@@ -36,3 +36,9 @@ pub const ENCRYPT_ON_ALL: &str = "--rdzv-conf encrypt=off on all hosts or on non
 
 /// A launcher of another version.
 pub const SAME_VERSION: &str = "install the same version on all hosts";
+
+/// A store that everyone can read.
+pub const OPEN_STORE: &str = "knows the job's id can read what the hosts write there";
+
+/// An end of the job without a proof.
+pub const FOREIGN_END: &str = "that no launcher of the job wrote";

@@ -7,7 +7,7 @@ use anyhow::Context;
 use mainstay_coord::{CoordError, Endpoint, JobId, Managed, ManagedOptions, Server, ServerOptions, Settings};
 use mainstay_group::wire::Join;
 
-use crate::group::plan::{HostsPlan, StoreKind};
+use crate::group::plan::{HostsPlan, StoreKind, TOKEN_VARIABLE};
 
 /// Starts the built-in store, if this host has the endpoint.
 pub(super) async fn builtin(
@@ -36,6 +36,13 @@ pub(super) async fn builtin(
                  status 75. Three or five endpoints, or --rdzv-backend etcd, survive the loss of a host",
                 endpoint.port
             ));
+            if plan.token.is_none() {
+                print(format!(
+                    "who reaches port {} and knows the job's id can read what the hosts write there, and end the job: give \
+                     all hosts one {TOKEN_VARIABLE}, or --rdzv-conf token_file=FILE in a directory that they share",
+                    endpoint.port
+                ));
+            }
             Ok(Some(server))
         }
         // Another launcher of this host has the port: it coordinates.

@@ -4,6 +4,7 @@
 pub(crate) mod access;
 mod events;
 mod record_writer;
+mod seal;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::group::streams::{Ends, Token};
 use events::{PublishedState, StoreListener, missed, report, watch_group};
 pub use record_writer::RecordWriter;
 use record_writer::{StoreRequest, hold};
+use seal::Seal;
 
 /// The pause before the store is asked again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -85,6 +87,7 @@ pub struct StoreSession {
     silent_since: Option<Instant>,
     /// Whether this launcher may be elected before there is a round.
     pub may_begin: bool,
+    seal: Seal,
     /// The proof between launchers.
     pub token: Token,
     /// The same proof, for launchers that keep copies of each other's checkpoints.
@@ -122,12 +125,13 @@ impl StoreSession {
         };
         let group = Group::new(client, access::job_id(&join.run_id)?, options);
         let me = member(join, port);
-        let joining = retry(plan, until, print, || join_group(&group, &me, plan));
+        let joining = retry(plan, until, print, || join_group(&group, &me, plan, &join.run_id));
         let membership = match joining.await? {
             Ok(membership) => Arc::new(membership),
             Err(ended) => return Ok(Err(ended)),
         };
         let secret = retry(plan, until, print, || group.secret()).await?;
+        let seal = Seal::new(plan, &join.run_id, &secret);
         let secret = format!("{}\0{secret}", plan.token.as_deref().unwrap_or_default());
         let encryption =
             plan.encrypt.then(|| Tls::from_secret(format!("{secret}\0{}", join.run_id).as_bytes()));
@@ -173,6 +177,7 @@ impl StoreSession {
             record,
             silent_since: None,
             may_begin,
+            seal,
             token,
             pass,
             server,
@@ -183,6 +188,9 @@ impl StoreSession {
     /// The next news. May be dropped and called again.
     pub async fn next(&mut self) -> FromStore {
         match self.events.recv().await {
+            Some(FromStore::Ended(ended)) if !self.seal.is_of(&ended) => FromStore::Problem(
+                "the store has an end of the job that no launcher of the job wrote: it is ignored".to_owned(),
+            ),
             Some(update) => {
                 if let FromStore::Leader(leader) = &update {
                     self.leader.clone_from(leader);
@@ -206,8 +214,8 @@ impl StoreSession {
         if self.campaign.is_some() {
             return;
         }
-        let (membership, sender, record) =
-            (Arc::clone(&self.membership), self.sender.clone(), self.record.clone());
+        let (membership, sender, record, seal) =
+            (Arc::clone(&self.membership), self.sender.clone(), self.record.clone(), self.seal.clone());
         self.campaign = Some(Aborting(tokio::spawn(async move {
             match membership.campaign().await {
                 Ok(leadership) => {
@@ -216,7 +224,7 @@ impl StoreSession {
                     let kept = leadership.record().and_then(read);
                     let record = kept.or_else(|| record.borrow().as_ref().and_then(read));
                     let (requests, orders) = mpsc::unbounded_channel();
-                    let record_writer = RecordWriter { epoch: leadership.epoch(), requests };
+                    let record_writer = RecordWriter { epoch: leadership.epoch(), seal, requests };
                     let _ =
                         sender.send(FromStore::Elected(Box::new(Elected { record_writer, record, last })));
                     tokio::spawn(hold(leadership, orders, sender));
@@ -293,7 +301,8 @@ impl StoreSession {
     /// Ends the job in the store: its leader removes the job's keys.
     pub async fn end(self, record_writer: RecordWriter, exit: i32, why: &str) {
         let (done, is_done) = oneshot::channel();
-        let _ = record_writer.requests.send(StoreRequest::End { why: why.to_owned(), exit, done });
+        let body = record_writer.seal.sealed(record_writer.epoch, exit);
+        let _ = record_writer.requests.send(StoreRequest::End { why: why.to_owned(), body, done });
         let _ = tokio::time::timeout(END_WITHIN, is_done).await;
         self.stop_store().await;
     }
@@ -334,10 +343,17 @@ async fn join_group(
     group: &Group,
     me: &Member,
     plan: &HostsPlan,
+    run_id: &str,
 ) -> Result<Result<Membership, JobEndedNote>, CoordError> {
     match group.join(me.clone()).await {
         Err(CoordError::Ended { .. }) => {
-            let is_late = |ended: &JobEndedNote| plan.returning || (plan.runs_once && exit_of(ended) == 0);
+            // Without a token, the secret of the proof was removed with the job's other keys.
+            let is_of_job = |ended: &JobEndedNote| {
+                plan.token.as_ref().is_none_or(|token| Seal::new(plan, run_id, token).is_of(ended))
+            };
+            let is_late = |ended: &JobEndedNote| {
+                is_of_job(ended) && (plan.returning || (plan.runs_once && exit_of(ended) == 0))
+            };
             if let Some(ended) = group.state().await?.ended.filter(is_late) {
                 return Ok(Err(ended));
             }

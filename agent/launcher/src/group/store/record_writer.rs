@@ -5,12 +5,15 @@ use mainstay_group::record::Record;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::group::store::seal::Seal;
 use crate::group::store::{FromStore, PAUSE, REPORT_EVERY};
 
 /// The leader's write access to the store.
 #[derive(Debug)]
 pub struct RecordWriter {
     pub epoch: u64,
+    /// Proves that a launcher of the job wrote its end.
+    pub(crate) seal: Seal,
     pub(crate) requests: mpsc::UnboundedSender<StoreRequest>,
 }
 
@@ -22,7 +25,8 @@ pub(crate) enum StoreRequest {
     Again,
     End {
         why: String,
-        exit: i32,
+        /// As [`Seal::sealed`] makes it.
+        body: Value,
         done: oneshot::Sender<()>,
     },
 }
@@ -57,8 +61,8 @@ pub(crate) async fn hold(
                 let _ = leadership.resign().await;
                 return;
             }
-            Some(StoreRequest::End { why, exit, done }) => {
-                if let Err(error) = leadership.end(&why, json!({ "exit": exit })).await {
+            Some(StoreRequest::End { why, body, done }) => {
+                if let Err(error) = leadership.end(&why, body).await {
                     tracing::debug!(%error, "the keys of the job stay until their leases end");
                 }
                 let _ = done.send(());

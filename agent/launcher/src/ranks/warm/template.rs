@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use crate::group::plan::TOKEN_VARIABLE;
 use crate::log_files;
 use crate::ranks::warm::python::PythonProgram;
 
@@ -156,6 +157,7 @@ impl Template {
             .arg("--")
             .args(&program.arguments)
             .env_remove("MAINSTAY_PAGE")
+            .env_remove(TOKEN_VARIABLE)
             .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .envs(environment)
             .stdin(Stdio::null())
