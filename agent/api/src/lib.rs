@@ -11,6 +11,7 @@ pub mod checkpoint;
 mod connection_limits;
 mod convert;
 mod divergence;
+mod encrypted;
 mod events;
 mod explain;
 mod grpc_health;
@@ -58,7 +59,9 @@ pub use listen::{ListenError, UnixSocket, tcp};
 pub use preflight::DeepChecks;
 
 use bounds::Bounds;
+use encrypted::Encrypting;
 use mainstay_journal::state::StateReader;
+use mainstay_tier::peer::tls::Tls;
 use pace::Pace;
 use readers::Readers;
 
@@ -109,10 +112,12 @@ pub type Clock = Arc<dyn Fn() -> Stamp + Send + Sync>;
 pub struct Listeners {
     /// gRPC and HTTP for local callers.
     pub unix: Option<UnixSocket>,
-    /// gRPC and HTTP for remote callers. There is no authentication: bind it only to a trusted network.
+    /// gRPC and HTTP for remote callers.
     pub grpc: Option<TcpListener>,
     /// HTTP alone: for people, scripts, Prometheus and probes.
     pub http: Option<TcpListener>,
+    /// Mutual TLS on both. Without it there is no authentication.
+    pub tls: Option<Tls>,
     /// Active probes for callers on the Unix socket; without it no probes are run.
     pub deep: Option<DeepChecks>,
     /// The state of checkpoints, for metrics.
@@ -185,6 +190,7 @@ pub async fn serve(
         snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
     };
+    let tls = listeners.tls.map(Encrypting::new);
     let mut servers = JoinSet::new();
 
     if let Some(socket) = listeners.unix {
@@ -200,9 +206,9 @@ pub async fn serve(
     }
     if let Some(listener) = listeners.grpc {
         let routes = routes(&read, Routes::default())?;
-        let (bounds, stop) = (read.bounds.clone(), stop.clone());
+        let (bounds, stop, tls) = (read.bounds.clone(), stop.clone(), tls.clone());
         servers.spawn(async move {
-            let incoming = listen::incoming(listener, stop.clone());
+            let incoming = listen::incoming(listener, tls, stop.clone());
             ended("gRPC over TCP", grpc(routes, bounds, incoming, stop).await)
         });
     }
@@ -212,7 +218,7 @@ pub async fn serve(
         let routes = Routes::from(http::router(of_http).fallback(http::not_found));
         let stop = stop.clone();
         servers.spawn(async move {
-            let incoming = listen::incoming(listener, stop.clone());
+            let incoming = listen::incoming(listener, tls, stop.clone());
             ended("HTTP", grpc(routes, bounds, incoming, stop).await)
         });
     }

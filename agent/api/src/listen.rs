@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use mainstay_tier::peer::{User, Users};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
 use super::connection_limits::{ConnectionLimits, ConnectionPermit, Placed};
-use super::tcp_connections::{TcpConnection, TcpConnections};
+use super::encrypted::{Encrypting, TcpCaller};
+use super::tcp_connections::TcpConnections;
 use mainstay_sys::peer_groups::peer_groups;
 
 /// How long accepting pauses after a failure that would repeat at once, such as too many open files.
@@ -191,15 +192,27 @@ impl Drop for UnixSocket {
 /// The connections of a TCP listener, until the stop.
 pub(super) fn incoming(
     listener: TcpListener,
+    tls: Option<Encrypting>,
     stop: CancellationToken,
-) -> ReceiverStream<io::Result<Placed<TcpStream, TcpConnection>>> {
+) -> ReceiverStream<io::Result<TcpCaller>> {
     let (sender, receiver) = mpsc::channel(1);
     let connections = TcpConnections::default();
+    let accepted = sender.clone();
     tokio::spawn(accept(stop, sender, async move || {
-        let (stream, address) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        let place = connections.add(address.ip(), &stream);
-        Ok(Placed::new(stream, place))
+        loop {
+            let (stream, address) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            let place = connections.add(address.ip(), &stream);
+            let stream = Placed::new(stream, place);
+            let Some(tls) = tls.clone() else { return Ok(TcpCaller::Plain(stream)) };
+            let accepted = accepted.clone();
+            // No caller waits for the handshake of another.
+            tokio::spawn(async move {
+                if let Some(stream) = tls.accept(stream).await {
+                    let _ = accepted.send(Ok(stream)).await;
+                }
+            });
+        }
     }));
     ReceiverStream::new(receiver)
 }

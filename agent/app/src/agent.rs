@@ -243,11 +243,13 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
             None => Ok(None),
         }
     };
+    let tls = checkpoint::tls("", &config.tls_certificate, &config.tls_key, &config.tls_authorities)?;
     let unix = UnixSocket::bind_for(&config.socket, mode, group)?;
     Ok(Listeners {
         unix: Some(unix.of_users(users)),
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
+        tls,
         deep: Some(active_probes(config)),
         checkpoints: None,
         readers: Readers::Everyone,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,23 +108,34 @@ fn pass(keys: &CheckpointConfig) -> anyhow::Result<Credentials> {
     let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
     let token = is_there(&keys.token_file).then(|| Token::read(&keys.token_file));
     let token = token.transpose().context("key `checkpoint.token_file`")?;
-    if is_there(&keys.tls_certificate) {
-        let files = TlsFiles {
-            certificate: keys.tls_certificate.clone(),
-            key: keys.tls_key.clone(),
-            authorities: keys.tls_authorities.clone(),
-        };
-        let tls = Tls::read(files).map_err(|error| {
-            let key = match error.part {
-                TlsPart::Certificate => "checkpoint.tls_certificate",
-                TlsPart::Key => "checkpoint.tls_key",
-                TlsPart::Authorities => "checkpoint.tls_authorities",
-            };
-            anyhow::Error::new(error).context(format!("key `{key}`"))
-        })?;
+    let (certificate, key, authorities) = (&keys.tls_certificate, &keys.tls_key, &keys.tls_authorities);
+    if let Some(tls) = tls("checkpoint.", certificate, key, authorities)? {
         return Ok(Credentials::Certificate(tls, token));
     }
     token.map(Credentials::Token).context("key `checkpoint.token_file`: it is not set")
+}
+
+/// TLS with the files of these keys, if they are set. `section` is what the names of the keys begin with.
+pub(super) fn tls(
+    section: &str,
+    certificate: &Path,
+    key: &Path,
+    authorities: &Path,
+) -> anyhow::Result<Option<Tls>> {
+    if certificate.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let files =
+        TlsFiles { certificate: certificate.into(), key: key.into(), authorities: authorities.into() };
+    let tls = Tls::read(files).map_err(|error| {
+        let key = match error.part {
+            TlsPart::Certificate => "tls_certificate",
+            TlsPart::Key => "tls_key",
+            TlsPart::Authorities => "tls_authorities",
+        };
+        anyhow::Error::new(error).context(format!("key `{section}{key}`"))
+    })?;
+    Ok(Some(tls))
 }
 
 /// The configured directories of others' files.

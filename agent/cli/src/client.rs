@@ -3,8 +3,10 @@
 use std::future::Future;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use hyper_util::rt::TokioIo;
 use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
@@ -25,17 +27,56 @@ use mainstay_proto::v1::{
     StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest,
     WatchEventsResponse,
 };
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Error, Uri};
 use tonic::{Code, Response, Status, Streaming};
 
 use super::output::in_full;
 use mainstay_launcher::agent_link::handover;
+use mainstay_tier::peer::tls::{Tls, TlsFiles};
 
 /// How long a server may take before the user is informed that it does not answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// The prefix of an address with TLS.
+const BY_TLS: &str = "https://";
+
+/// Connects to `HOST:PORT` with the certificate that the environment names.
+async fn encrypted(address: &str) -> anyhow::Result<Channel> {
+    let file = |name: &str| {
+        let path = std::env::var_os(name).filter(|path| !path.is_empty());
+        path.map(PathBuf::from).with_context(|| format!("{name}: it must name a file (mainstay certs)"))
+    };
+    let tls = Tls::read(TlsFiles {
+        certificate: file("MAINSTAY_TLS_CERTIFICATE")?,
+        key: file("MAINSTAY_TLS_KEY")?,
+        authorities: file("MAINSTAY_TLS_AUTHORITIES")?,
+    })?;
+    let mut config = (*tls.configurations().0).clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let connector = TlsConnector::from(Arc::new(config));
+    let (address, host) = (address.trim_end_matches('/').to_owned(), host_of(address));
+    let name = ServerName::try_from(host).context("the address of the agent")?;
+    let connect = tower::service_fn(move |_: Uri| {
+        let (address, name, connector) = (address.clone(), name.clone(), connector.clone());
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            connector.connect(name, stream).await.map(TokioIo::new)
+        }
+    });
+    // The address is never resolved: the connector uses its own.
+    Ok(Endpoint::from_static("http://localhost").connect_with_connector(connect).await?)
+}
+
+/// `HOST` of `HOST:PORT`, without the brackets of IPv6.
+fn host_of(address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']').to_owned()
+}
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -81,12 +122,17 @@ pub(super) struct Snapshot {
 }
 
 impl Client {
-    /// Connects, within the deadline: to a socket, or over TCP to `http://HOST:PORT`.
+    /// Connects, within the deadline: to a socket, or over TCP to `http://HOST:PORT` or `https://HOST:PORT`.
     pub(super) async fn connect(socket: &Path) -> Result<Client, AskError> {
         let failed =
             |error: Error| AskError::Other { socket: socket.to_owned(), reason: in_full(&error.into()) };
         let over_tcp = socket.to_str().filter(|address| address.starts_with("http://"));
         let channel = within(socket, async {
+            if let Some(address) = socket.to_str().and_then(|address| address.strip_prefix(BY_TLS)) {
+                return encrypted(address)
+                    .await
+                    .map_err(|error| AskError::Other { socket: socket.to_owned(), reason: in_full(&error) });
+            }
             if let Some(address) = over_tcp {
                 let endpoint = Endpoint::from_shared(address.to_owned()).map_err(failed)?;
                 return endpoint.connect().await.map_err(failed);

@@ -4,6 +4,7 @@ mod agent;
 mod answer;
 mod attribute;
 mod bundle;
+mod certs;
 mod check;
 mod ckpt;
 mod client;
@@ -76,6 +77,7 @@ enum Command {
     Agent(agent::Args),
     Demo(demo::Args),
     Config(config::Args),
+    Certs(certs::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
     /// Show the host's GPUs, one line each
@@ -155,6 +157,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run::run(*args).await,
         Command::Agent(args) => agent::run(args).await,
         Command::Config(args) => config::run(&args),
+        Command::Certs(args) => certs::run(&args),
         Command::Demo(args) => demo::run(args).await,
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::LogMirror(args) => Ok(log_mirror::run(&args)),

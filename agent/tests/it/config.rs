@@ -212,6 +212,30 @@ fn all_problems_are_reported_at_once() {
 }
 
 #[test]
+fn the_network_needs_tls_unless_the_configuration_says_otherwise() {
+    let reported = |lines: &str| load(lines, &[], &[]).map(drop).map_err(|error| error.to_string());
+    let all = "tls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_authorities = \"/a\"\n";
+    for key in ["listen", "http"] {
+        for address in ["0.0.0.0:7130", "[::]:7130", "10.0.0.7:7130", "[::ffff:10.0.0.7]:7130"] {
+            let line = format!("{key} = \"{address}\"\n");
+            let refused = reported(&line).unwrap_err();
+            assert!(refused.starts_with(&format!("/agent.toml:1: {key}: ")), "{refused}");
+            assert_eq!(reported(&format!("{line}{all}")), Ok(()));
+            assert_eq!(reported(&format!("{line}plain_tcp = true\n")), Ok(()));
+            assert!(reported(&format!("{line}{}", all.replace("tls_key = \"/k\"\n", ""))).is_err());
+        }
+        for address in ["127.0.0.1:7130", "127.1.2.3:7130", "[::1]:7130", "[::ffff:127.0.0.1]:7130"] {
+            assert_eq!(reported(&format!("{key} = \"{address}\"\n")), Ok(()), "{address}");
+        }
+    }
+    testing::snapshot!(
+        "config",
+        "a listener of the network without TLS",
+        reported("listen = \"0.0.0.0:7130\"\n").unwrap_err()
+    );
+}
+
+#[test]
 fn agents_need_a_token_or_all_that_tls_takes() {
     let reported = |lines: &str| {
         let text = format!("[checkpoint]\nlisten = \"10.0.0.7:7140\"\n{lines}");

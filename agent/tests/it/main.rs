@@ -6,6 +6,7 @@
 mod acceptance;
 mod api;
 mod attribute;
+mod certs;
 mod check;
 mod cli;
 mod cloud;

@@ -22,9 +22,10 @@ const AGENT: u32 = 65_532;
 const TRAINING: u32 = 1000;
 
 /// What both manifests say of the agent's container; `RUN` has the same as options of podman.
-const OF_THE_AGENT: [&str; 10] = [
+const OF_THE_AGENT: [&str; 11] = [
     "args: [agent]",
     "- {name: MAINSTAY_AGENT_HTTP, value: \"0.0.0.0:7131\"}",
+    "- {name: MAINSTAY_AGENT_PLAIN_TCP, value: \"true\"}",
     "runAsUser: 65532",
     "runAsGroup: 65532",
     "fsGroup: 65532",
@@ -49,7 +50,7 @@ run() {
 
 const RUN: &str = r#"
 run --pidfile "$PID_FILE" --user 65532:65532 --group-add 65532 --security-opt no-new-privileges \
-    --read-only --read-only-tmpfs=false --cap-drop all --env NODE_NAME=node-7 --env MAINSTAY_AGENT_HTTP=0.0.0.0:7131 \
+    --read-only --read-only-tmpfs=false --cap-drop all --env NODE_NAME=node-7 --env MAINSTAY_AGENT_HTTP=0.0.0.0:7131 --env MAINSTAY_AGENT_PLAIN_TCP=true \
     --volume "$SOCKET:/run/mainstay" --volume "$STATE:/var/lib/mainstay" "$NAME" agent
 "#;
 

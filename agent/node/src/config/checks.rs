@@ -30,12 +30,41 @@ impl Config {
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {
         let mut wrong = Wrong::default();
         self.check_places(&mut wrong);
+        self.check_tcp(&mut wrong);
         self.check_host(&mut wrong);
         self.check_devices(&mut wrong);
         self.check_counts(&mut wrong);
         self.check_jobs(&mut wrong);
         self.check_checkpoints(&mut wrong);
         wrong.0
+    }
+
+    /// Listeners of the network.
+    fn check_tcp(&self, wrong: &mut Wrong) {
+        let for_tls = [
+            ("tls_certificate", &self.tls_certificate),
+            ("tls_key", &self.tls_key),
+            ("tls_authorities", &self.tls_authorities),
+        ];
+        let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
+        for (key, path) in for_tls {
+            wrong.must(is_absolute(path), key, "it must be an absolute path");
+            wrong.must(
+                !is_tls || !path.as_os_str().is_empty(),
+                key,
+                "for TLS tls_certificate, tls_key and tls_authorities must all be set",
+            );
+        }
+        for (key, address) in [("listen", self.listen), ("http", self.http)] {
+            let is_open = address.is_some_and(|address| !address.ip().to_canonical().is_loopback());
+            wrong.must(
+                !is_open || is_tls || self.plain_tcp,
+                key,
+                "without TLS it must be a loopback address, such as 127.0.0.1: set tls_certificate, tls_key and tls_authorities \
+                 (`mainstay certs init /etc/mainstay/certs` and `mainstay certs issue /etc/mainstay/certs HOST` make them), \
+                 or plain_tcp = true if everyone who reaches it may read",
+            );
+        }
     }
 
     /// Directories, sockets and files.
