@@ -11,7 +11,7 @@ use crate::attribution::vote::Vote;
 const KILLED: [&str; 4] = ["exit.minus9", "exit.any_kill", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences when one of these signatures is present too.
-const FOLLOWS: [(&str, &[&str]); 10] = [
+const FOLLOWS: [(&str, &[&str]); 12] = [
     ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
     ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
     // A program that hangs in a collective had what it needed: something missing is a side issue, such as a monitor.
@@ -21,12 +21,16 @@ const FOLLOWS: [(&str, &[&str]); 10] = [
     // A GPU is reset after an out-of-bounds access and reported as hung.
     ("amd.gpu_hang", &["amd.page_fault"]),
     // The kernel ends the process that read the memory which failed.
-    ("torch.sigbus", &["host.mce"]),
+    ("torch.sigbus", &["host.mce", "storage.disk_kernel"]),
     ("exit.135", &["host.mce"]),
     // A program does not see a GPU that the driver could not bring up.
     ("cuda.no_device", &["gpu.rm_init_failed", "xid.79"]),
     // A cluster counts no GPUs on hosts that do not report theirs.
     ("k8s.unschedulable", &["container.device_plugin"]),
+    // A filesystem breaks when its disk does.
+    ("storage.filesystem_error", &["storage.disk_kernel"]),
+    // What was not received completely is not what was expected.
+    ("data.arrow", &["storage.transfer"]),
     // Found by a rank that retries after another fault.
     ("python.file_exists", &["storage.quota", "storage.enospc"]),
 ];
@@ -120,5 +124,14 @@ mod tests {
         let failed = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x56:1474)\n";
         assert_eq!(judged(unseen).class, Class::SoftwarePlatform);
         assert_eq!(judged(&format!("{failed}{unseen}")).class, Class::HardwareGpu);
+    }
+
+    #[test]
+    fn data_that_was_not_received_completely_is_not_broken() {
+        let broken =
+            "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset\n";
+        let dropped = "aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected\n";
+        assert_eq!(judged(broken).class, Class::Data);
+        assert_eq!(judged(&format!("{broken}{dropped}")).class, Class::Storage);
     }
 }
