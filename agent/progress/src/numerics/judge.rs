@@ -87,12 +87,6 @@ const GRAD_NORM: u32 = 1;
 const SHARDS: u32 = u32::MAX;
 
 impl Judge {
-    /// A judge that knows which ranks hold the same parameters: those with the same number. Without this it learns
-    /// them.
-    pub fn with_replicas(groups: Vec<u32>) -> Judge {
-        Judge { replicas: Replicas::known(groups), ..Judge::default() }
-    }
-
     /// The last step up to which no replica is known to have differed, by digests or, if there are none, by what was
     /// saved. `None` if neither can be compared.
     pub fn vouched(&self) -> Option<u64> {

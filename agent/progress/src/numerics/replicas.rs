@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Which ranks hold the same parameters, and until when they agreed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Replicas {
-    /// The group of each rank, if given or learned. Ranks without replicas have none.
+    /// The group of each rank, if learned. Ranks without replicas have none.
     groups: Option<Vec<Option<u32>>>,
     /// By group: the last step at which all agreed.
     agreed: BTreeMap<u32, u64>,
@@ -32,11 +32,6 @@ pub(super) struct DigestDivergence {
 }
 
 impl Replicas {
-    /// With known groups: ranks with the same number hold the same parameters.
-    pub(super) fn known(groups: Vec<u32>) -> Replicas {
-        Replicas { groups: Some(groups.into_iter().map(Some).collect()), ..Replicas::default() }
-    }
-
     /// The last step up to which no replica is known to have differed.
     pub(super) fn vouched(&self) -> Option<u64> {
         self.vouched
@@ -186,7 +181,7 @@ mod tests {
         assert_eq!(replicas.compare(1, &[Some(1), None, Some(2)]), (vec![], vec![]));
         replicas.compare(2, &some(&[1, 1, 1]));
         assert_eq!(replicas.compare(3, &[Some(4), None, None]), (vec![], vec![]));
-        let mut known = Replicas::known(vec![0, 0, 1]);
+        let mut known = Replicas { groups: Some(vec![Some(0), Some(0), Some(1)]), ..Replicas::default() };
         assert_eq!(known.compare(1, &some(&[1, 1, 2])).0, [0]);
     }
 }
