@@ -181,7 +181,7 @@ fn between_hosts() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let downs = [
         Down::Waiting { status: "for b".to_owned(), spare: None },
         Down::Command { number: 3, epoch: 1, command: Command::Open { attempt } },
-        Down::Entry { seq: 4, at: Stamp::default(), body: Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7, counted: false })) },
+        Down::Entry { seq: 4, at: Stamp::default(), body: Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7, counted: false, restoring: Span::default() })) },
     ];
     let mut seeds = Vec::new();
     for up in &ups {

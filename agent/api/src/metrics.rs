@@ -2,6 +2,8 @@
 //! A job's series have its name in two labels: `training_job`, and `job`, which Prometheus renames, for one version more.
 //! Names and meanings are in `docs/reference/metrics.md`; a test compares them.
 
+use std::collections::BTreeMap;
+
 use mainstay_checkpoint::lag::LagReason;
 use mainstay_checkpoint::owner;
 use mainstay_checkpoint::tiers::{Tier, TierState};
@@ -14,10 +16,10 @@ use mainstay_model::time::Stamp;
 use mainstay_model::verdict::FaultDomain;
 use mainstay_progress::goodput::TimeCategory;
 use mainstay_tier::peer::Service;
-use mainstay_view::goodput::{Books, Charge, LAUNCHER_LOST, ORDER};
+use mainstay_view::goodput::{Books, Charge, LAUNCHER_LOST, ORDER, STALL_BOUNDS};
 use mainstay_view::node::{JobPhase, JobView, NodeView};
-use metrics::{Label, Unit, counter, describe_gauge, gauge, with_local_recorder};
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics::{Histogram, Label, Unit, counter, describe_gauge, gauge, histogram, with_local_recorder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
 use super::{Mode, ReadSide, saving};
 
@@ -28,6 +30,8 @@ pub enum Kind {
     Gauge,
     /// Only increases, until the process restarts.
     Counter,
+    /// Counts of values by upper bounds, which only increase.
+    Histogram,
 }
 
 impl Kind {
@@ -36,6 +40,7 @@ impl Kind {
         match self {
             Kind::Gauge => "gauge",
             Kind::Counter => "counter",
+            Kind::Histogram => "histogram",
         }
     }
 }
@@ -80,6 +85,11 @@ const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
 const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FAILURES: &str = "mainstay_job_failures_total";
+const JOB_FAILURES_BY_HOST: &str = "mainstay_job_failures_by_host_total";
+const JOB_RESTART: &str = "mainstay_job_restart_seconds";
+const JOB_DETECTION: &str = "mainstay_job_detection_seconds";
+const JOB_SAVE_STALL: &str = "mainstay_job_save_stall_seconds";
+const JOB_LOST_TIME: &str = "mainstay_job_lost_seconds_total";
 const JOB_TIME: &str = "mainstay_job_time_seconds_total";
 const JOB_LOST_STEPS: &str = "mainstay_job_lost_steps_total";
 const JOB_HANG: &str = "mainstay_job_hang";
@@ -122,8 +132,18 @@ const GPU: &[&str] = &["Hostname", "UUID", "gpu", "pci_bus_id", "uuid"];
 /// The labels of the quantiles over the ranks of a job that this host sees.
 const QUANTILE_LABELS: &[&str] = &["job", "ranks_quantile", "training_job"];
 
+/// The histograms with the upper bounds of their buckets, in seconds.
+const HISTOGRAMS: [(&str, &[f64]); 3] = [
+    (JOB_RESTART, &[0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0]),
+    (JOB_DETECTION, &[0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 600.0]),
+    (JOB_SAVE_STALL, &STALL_BOUNDS),
+];
+
 /// The ranks of a job up to which each rank has its own series, in a scrape that does not ask for them.
 const MAX_RANKS_WITH_SERIES: u32 = 256;
+
+/// The hosts of a job up to which each host has its series, also without a failure.
+const MAX_HOSTS_WITH_SERIES: usize = 256;
 
 /// The quantiles of the ranks of a job.
 const QUANTILES: [(f64, &str); 4] = [(0.0, "0"), (0.5, "0.5"), (0.9, "0.9"), (1.0, "1")];
@@ -225,6 +245,36 @@ pub const METRICS: &[Metric] = &[
         kind: Kind::Counter,
         labels: &["cause", "domain", "job", "training_job"],
         help: "Failures so far, by kind of cause and by fault domain: user, hardware, infrastructure, platform, unknown.",
+    },
+    Metric {
+        name: JOB_FAILURES_BY_HOST,
+        kind: Kind::Counter,
+        labels: &["host", "job", "training_job"],
+        help: "Failures so far that started on this host and were not the user's fault. A host may have no series before its first failure.",
+    },
+    Metric {
+        name: JOB_RESTART,
+        kind: Kind::Histogram,
+        labels: JOB_LABELS,
+        help: "Seconds from a failure, or the order of a restart, until all ranks had completed a step again.",
+    },
+    Metric {
+        name: JOB_DETECTION,
+        kind: Kind::Histogram,
+        labels: JOB_LABELS,
+        help: "Seconds from a failure to its detection; for a hang, from the last progress of any rank.",
+    },
+    Metric {
+        name: JOB_SAVE_STALL,
+        kind: Kind::Histogram,
+        labels: JOB_LABELS,
+        help: "Seconds for which a step was held up by sections named checkpoint: the mean of the saves between two entries of the journal, about 10 s.",
+    },
+    Metric {
+        name: JOB_LOST_TIME,
+        kind: Kind::Counter,
+        labels: &["cause", "job", "training_job"],
+        help: "Seconds of the job that are charged to failures, by kind of cause, order, launcher_lost: detection, restart, repeated steps.",
     },
     Metric {
         name: JOB_TIME,
@@ -409,7 +459,7 @@ pub(super) struct Scrape {
 
 /// The page for one scrape.
 pub(super) fn render(read: &ReadSide, now: Stamp, scrape: Scrape) -> String {
-    let recorder = PrometheusBuilder::new().build_recorder();
+    let recorder = recorder();
     let handle = recorder.handle();
     with_local_recorder(&recorder, || {
         describe();
@@ -425,6 +475,15 @@ pub(super) fn render(read: &ReadSide, now: Stamp, scrape: Scrape) -> String {
         process();
     });
     page(&handle.render(), scrape.format)
+}
+
+fn recorder() -> PrometheusRecorder {
+    let with_bounds = |builder: PrometheusBuilder, (name, bounds): (&str, &[f64])| {
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
+    };
+    let builder = HISTOGRAMS.into_iter().try_fold(PrometheusBuilder::new(), with_bounds);
+    // Only an empty list of bounds is an error.
+    builder.unwrap_or_default().build_recorder()
 }
 
 fn describe() {
@@ -558,6 +617,10 @@ impl JobSeries {
         }
     }
 
+    fn histogram(&self, name: &'static str) -> Histogram {
+        histogram!(name, self.labels.iter())
+    }
+
     fn counter(&self, name: &'static str, further: &[(&'static str, &str)], value: u32) {
         counter!(name, with(&self.labels, further).iter()).absolute(value.into());
     }
@@ -585,7 +648,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
     }
     series.gauge(JOB_ATTEMPT, &[], f64::from(job.attempt.0));
     if job.leads {
-        counters(job, &series);
+        counters(job, read, &series);
     }
     series.gauge(JOB_STEP, &[], job.step.map(|step| step as f64));
     // The heartbeats of an ended job grow older forever and must not cause an alert.
@@ -615,11 +678,13 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
 }
 
 /// The counters begin at 0 with the job: `increase()` does not see the first value of a series.
-fn counters(job: &JobView, series: &JobSeries) {
+fn counters(job: &JobView, read: &ReadSide, series: &JobSeries) {
     series.counter(JOB_RESTARTS, &[], job.restarts);
     series.counter(JOB_POLICY_TROUBLES, &[], job.policy_troubles);
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
     books(&job.books, series);
+    durations(&job.books, series);
+    by_host(job, read, series);
     let by_rung = [
         ("in_process", job.restarts_in_process),
         ("respawn_ranks", job.restarts_of_some),
@@ -644,12 +709,47 @@ fn books(books: &Books, of: &JobSeries) {
         // The sum of no numbers is -0.
         of.gauge(JOB_TIME, &[("state", state.as_str())], seconds.abs());
     }
+    let caused = |charge: Charge| charge.and_then(|index| books.causes.get(index)).map(|cause| cause.kind);
     for kind in CauseKind::ALL.into_iter().map(CauseKind::as_str).chain([ORDER, LAUNCHER_LOST]) {
-        let caused =
-            |charge: Charge| charge.and_then(|index| books.causes.get(index)).map(|cause| cause.kind);
+        let times = books.settled().iter().filter(|((_, charge), _)| caused(*charge) == Some(kind));
+        let seconds: f64 = times.map(|(_, booked)| booked.span.as_seconds()).sum();
+        of.gauge(JOB_LOST_TIME, &[("cause", kind)], seconds.abs());
         let steps = books.lost_steps.iter().filter(|(charge, _)| caused(**charge) == Some(kind));
         let steps: u64 = steps.map(|(_, steps)| *steps).sum();
         of.gauge(JOB_LOST_STEPS, &[("cause", kind)], steps as f64);
+    }
+}
+
+fn durations(books: &Books, of: &JobSeries) {
+    let (restart, detection) = (of.histogram(JOB_RESTART), of.histogram(JOB_DETECTION));
+    for cause in &books.causes {
+        if cause.incident.is_some() {
+            detection.record(cause.detected_after.as_seconds());
+        }
+        if let Some(took) = cause.recovered_after.filter(|_| cause.incident.is_some() || cause.kind == ORDER)
+        {
+            restart.record(took.as_seconds());
+        }
+    }
+    let stall = of.histogram(JOB_SAVE_STALL);
+    for stalls in books.stalls.iter().filter(|stalls| stalls.saves > 0) {
+        let saves = usize::try_from(stalls.saves).unwrap_or(usize::MAX);
+        stall.record_many(stalls.total.as_seconds() / stalls.saves as f64, saves);
+    }
+}
+
+/// Failures by the host where they started. The journal of this host may not have the others.
+fn by_host(job: &JobView, read: &ReadSide, series: &JobSeries) {
+    let mut counts: BTreeMap<&String, u32> = match job.hosts.len() {
+        0 => [(&read.about.hostname, 0)].into(),
+        ..=MAX_HOSTS_WITH_SERIES => job.hosts.iter().map(|host| (host, 0)).collect(),
+        _ => BTreeMap::new(),
+    };
+    for (host, count) in &job.failures_by_host {
+        *counts.entry(host.as_ref().unwrap_or(&read.about.hostname)).or_default() += count;
+    }
+    for (host, count) in counts {
+        series.counter(JOB_FAILURES_BY_HOST, &[("host", host)], count);
     }
 }
 

@@ -118,7 +118,7 @@ mod tests {
         for entry in [
             entry(1, Fact::JobStarted(JobSpec::default())),
             entry(2, Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![rank], hosts: Vec::new() }),
-            entry(91, Fact::Progress { attempt, step: 900, loss: None, saving: Span::default() }),
+            entry(91, Fact::Progress { attempt, step: 900, loss: None, saving: Span::default(), saves: 0 }),
         ] {
             view.apply(&entry);
         }

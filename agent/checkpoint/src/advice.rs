@@ -144,8 +144,10 @@ pub fn advice_for(accounting: &TimeAccounting, failures: u32) -> Option<Advised>
     let trained = seconds(TimeCategory::Training)
         + seconds(TimeCategory::LostWork)
         + seconds(TimeCategory::Checkpointing);
-    let restore = (seconds(TimeCategory::Starting) + seconds(TimeCategory::Initialising))
-        / f64::from(failures.saturating_add(1));
+    let started = seconds(TimeCategory::Starting)
+        + seconds(TimeCategory::Initialising)
+        + seconds(TimeCategory::Restoring);
+    let restore = started / f64::from(failures.saturating_add(1));
     let failures = rate(failures, accounting.wall.as_seconds(), GUESS_S);
     let costs = Cost { stall, in_flight: 0.0, failures, restore };
     let every = advise(&[costs]).first()?.every.max(MIN_INTERVAL_S);

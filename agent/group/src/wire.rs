@@ -377,7 +377,12 @@ mod tests {
             Command::Look { launcher, address },
         ];
         let commands = commands.map(|command| Down::Command { number: 1, epoch: 2, command });
-        let body = Arc::new(Body::Fact(Fact::RanksStepping { attempt, step: 7, counted: false }));
+        let body = Arc::new(Body::Fact(Fact::RanksStepping {
+            attempt,
+            step: 7,
+            counted: false,
+            restoring: Span::default(),
+        }));
         let (job, launch) = ("job".to_owned(), "launch".to_owned());
         let others = [
             Down::Welcome { seat: Seat::default(), job, launch, have: 1, epoch: 2, newest: 3 },

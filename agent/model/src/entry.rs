@@ -177,6 +177,9 @@ pub enum Fact {
         /// Whether steps are counted from 0 in each process.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         counted: bool,
+        /// The time in sections named `restore` before the first step, on the rank whose steps count.
+        #[serde(default, skip_serializing_if = "Span::is_zero")]
+        restoring: Span,
     },
     /// The job's progress; recorded from time to time, not for each step.
     Progress {
@@ -190,6 +193,9 @@ pub enum Fact {
         /// The time in sections named `checkpoint` since the last entry of this kind, on the rank whose steps count.
         #[serde(default, skip_serializing_if = "Span::is_zero")]
         saving: Span,
+        /// The number of steps that include this time.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        saves: u64,
     },
     /// A rank left an exit note about an exception; its process may still be exiting.
     RankRaised {
@@ -539,6 +545,9 @@ pub struct StepDone {
     pub counted: bool,
     /// Nanoseconds spent in sections named `checkpoint`.
     pub checkpoint_ns: u64,
+    /// Nanoseconds spent in sections named `restore`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restore_ns: u64,
     /// How its time was spent.
     pub spent: Spent,
     /// Its loss, if reported.
@@ -560,6 +569,11 @@ pub struct Spent {
     pub pause_ns: u64,
     /// Nanoseconds without communication with other ranks: the forward pass, data loading.
     pub alone_ns: u64,
+}
+
+/// By reference, as serde asks.
+fn is_zero(of: &u64) -> bool {
+    *of == 0
 }
 
 impl Body {

@@ -216,6 +216,14 @@ impl Verdict {
         self.domain == FaultDomain::User && matches!(self.class.as_deref(), Some("storage" | "host_resource"))
     }
 
+    /// The host on which the failure started, in a job of several hosts: that of the culprit, or a lost one.
+    pub fn host_at_fault(&self) -> Option<&String> {
+        self.host.as_ref().or(match &self.cause {
+            Cause::HostLost { host } => Some(host),
+            _ => None,
+        })
+    }
+
     /// The lost host whose place no host took in time, if that is the failure.
     pub fn missing_host(&self) -> Option<&str> {
         match &self.cause {

@@ -21,8 +21,10 @@ pub enum TimeCategory {
     Checkpointing,
     /// From the start of the processes to their first contact: interpreter, imports.
     Starting,
-    /// From the first contact to the end of the first step: process groups, model, restore, lazy compilation.
+    /// From the first contact to the end of the first step: process groups, model, lazy compilation.
     Initialising,
+    /// Before the first step, in sections named `restore`.
+    Restoring,
     /// Repeated steps, and the unfinished part of a step that a fault cut off.
     LostWork,
     /// From a fault to its detection.
@@ -47,7 +49,7 @@ pub enum TimeCategory {
 
 impl TimeCategory {
     /// All categories, the productive one first.
-    pub const ALL: [TimeCategory; 14] = [
+    pub const ALL: [TimeCategory; 15] = [
         TimeCategory::Training,
         TimeCategory::Slowdown,
         TimeCategory::Checkpointing,
@@ -59,6 +61,7 @@ impl TimeCategory {
         TimeCategory::Rendezvous,
         TimeCategory::Starting,
         TimeCategory::Initialising,
+        TimeCategory::Restoring,
         TimeCategory::Finishing,
         TimeCategory::Idle,
         TimeCategory::Unmeasured,
@@ -71,6 +74,7 @@ impl TimeCategory {
             TimeCategory::Checkpointing => "checkpointing",
             TimeCategory::Starting => "starting",
             TimeCategory::Initialising => "initialising",
+            TimeCategory::Restoring => "restoring",
             TimeCategory::LostWork => "lost_work",
             TimeCategory::Undetected => "undetected",
             TimeCategory::Stopping => "stopping",
@@ -110,6 +114,9 @@ pub struct Ledger {
     lost: Span,
     /// Time accounted as training in sections named `checkpoint`.
     saved: Span,
+    /// Time accounted as initialising in sections named `restore`.
+    #[serde(default)]
+    restored: Span,
     /// The newest step completed by the lead rank in any attempt.
     reached: Option<u64>,
     /// The newest step completed before the current attempt.
@@ -130,6 +137,9 @@ pub struct Ledger {
     /// The part of `saved` that the journal has.
     #[serde(default)]
     saved_recorded: Span,
+    /// The part of `saves` that the journal has.
+    #[serde(default)]
+    saves_recorded: u64,
 }
 
 /// The time accounting of a job at one moment.
@@ -165,6 +175,7 @@ impl Ledger {
             booked: BTreeMap::new(),
             lost: Span::default(),
             saved: Span::default(),
+            restored: Span::default(),
             reached: None,
             reached_before: None,
             highest: (None, None),
@@ -175,6 +186,7 @@ impl Ledger {
             counted: false,
             saves: 0,
             saved_recorded: Span::default(),
+            saves_recorded: 0,
         }
     }
 
@@ -228,7 +240,11 @@ impl Ledger {
     /// The lead rank completed a step.
     pub fn step(&mut self, done: &StepDone) {
         // The duration of a first step cannot be separated from the setup before it, and is accounted as setup.
-        let length = if done.first { Span::default() } else { done.end.since(done.start) };
+        let mut length = if done.first { Span::default() } else { done.end.since(done.start) };
+        if self.last_step_end.is_none() {
+            self.restored = self.restored.plus(Span(done.restore_ns));
+            length = length.minus(Span(done.restore_ns).min(length));
+        }
         // Counted steps start at 0 in each process. Whether the program resumed from a checkpoint is unknown. For the
         // policy each step is progress, so that no job is stopped that advances. Goodput counts no number twice.
         let number = match self.reached_before {
@@ -249,10 +265,12 @@ impl Ledger {
         self.last_step_end = Some(done.end);
     }
 
-    /// The time in sections named `checkpoint` since the last call, for the journal.
-    pub fn take_saved(&mut self) -> Span {
+    /// The time in sections named `checkpoint` since the last call, and the number of steps with such time, for the
+    /// journal.
+    pub fn take_saved(&mut self) -> (Span, u64) {
         let before = std::mem::replace(&mut self.saved_recorded, self.saved);
-        self.saved.minus(before)
+        let saves_before = std::mem::replace(&mut self.saves_recorded, self.saves);
+        (self.saved.minus(before), self.saves.saturating_sub(saves_before))
     }
 
     /// The time accounting at `at`.
@@ -262,12 +280,14 @@ impl Ledger {
         let open = parts.entry(self.state).or_default();
         *open = open.plus(at.since(self.since));
         // Steps are seen later than states change. No more can be moved out of training than was accounted there.
-        for (state, charged) in
-            [(TimeCategory::LostWork, self.lost), (TimeCategory::Checkpointing, self.saved)]
-        {
-            let training = parts.entry(TimeCategory::Training).or_default();
-            let moved = charged.min(*training);
-            *training = training.minus(moved);
+        for (state, of, charged) in [
+            (TimeCategory::LostWork, TimeCategory::Training, self.lost),
+            (TimeCategory::Checkpointing, TimeCategory::Training, self.saved),
+            (TimeCategory::Restoring, TimeCategory::Initialising, self.restored),
+        ] {
+            let whole = parts.entry(of).or_default();
+            let moved = charged.min(*whole);
+            *whole = whole.minus(moved);
             parts.insert(state, moved);
         }
         let training = parts.get(&TimeCategory::Training).copied().unwrap_or_default();
@@ -353,6 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn a_restore_is_a_part_of_the_start_and_of_the_first_step_of_a_rank_that_stayed() {
+        let mut ledger = Ledger::open(Mono(0));
+        ledger.begin_attempt();
+        ledger.enter(Mono(100), TimeCategory::Initialising);
+        ledger.enter(Mono(400), TimeCategory::Training);
+        ledger.step(&StepDone { first: true, restore_ns: 250, ..step(8, 100, 400) });
+        ledger.step(&StepDone { restore_ns: 70, ..step(9, 400, 500) });
+        ledger.enter(Mono(500), TimeCategory::Undetected);
+        ledger.begin_attempt();
+        ledger.enter(Mono(500), TimeCategory::Initialising);
+        ledger.enter(Mono(560), TimeCategory::Training);
+        ledger.step(&StepDone { restore_ns: 60, ..step(9, 500, 600) });
+        let accounting = ledger.accounting(Mono(600));
+        let part = |category| accounting.parts.get(&category).map(|span| span.0);
+        assert_eq!(part(TimeCategory::Restoring), Some(250 + 60));
+        assert_eq!(part(TimeCategory::Initialising), Some(50));
+        // A load between two steps is a part of the second one.
+        assert_eq!((part(TimeCategory::Training), part(TimeCategory::LostWork)), (Some(100), Some(40)));
+    }
+
+    #[test]
     fn steps_that_are_counted_from_zero_again_are_repeated_and_still_progress() {
         let mut ledger = Ledger::open(Mono(0));
         for attempt in 0..3 {
@@ -416,7 +457,7 @@ mod tests {
         #[test]
         fn the_parts_add_up_to_the_wall_time(
             changes in prop::collection::vec((0u64..10_000, spending()), 0..40),
-            steps in prop::collection::vec((0u64..50, 0u64..10_000, 0u64..5_000, 0u64..9_000), 0..40),
+            steps in prop::collection::vec((0u64..50, 0u64..10_000, 0u64..5_000, 0u64..9_000, 0u64..9_000), 0..40),
             end in 0u64..20_000,
         ) {
             let mut ledger = Ledger::open(Mono(0));
@@ -426,8 +467,8 @@ mod tests {
                 if state == TimeCategory::Starting {
                     ledger.begin_attempt();
                 }
-                if let Some((number, start, length, checkpoint_ns)) = steps.next() {
-                    ledger.step(&StepDone { checkpoint_ns, ..step(number, start, start + length) });
+                if let Some((number, start, length, checkpoint_ns, restore_ns)) = steps.next() {
+                    ledger.step(&StepDone { checkpoint_ns, restore_ns, ..step(number, start, start + length) });
                 }
             }
             let accounting = ledger.accounting(Mono(end));

@@ -68,7 +68,7 @@ fn verdict() -> Body {
 }
 
 fn progress(step: u64) -> Fact {
-    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() }
+    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default(), saves: 0 }
 }
 
 #[tokio::test]

@@ -38,11 +38,11 @@ fn attempt(number: u32) -> Body {
 }
 
 fn stepping(step: u64) -> Body {
-    body(Fact::RanksStepping { attempt: Attempt(0), step, counted: false })
+    body(Fact::RanksStepping { attempt: Attempt(0), step, counted: false, restoring: Span::default() })
 }
 
 fn progress(step: u64) -> Body {
-    body(Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() })
+    body(Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default(), saves: 0 })
 }
 
 fn ended(exit: i32) -> Body {

@@ -98,7 +98,7 @@ fn entries() -> Vec<Body> {
         })),
         Body::Fact(Fact::GpuDriverSilent { since: Mono(1) }),
         Body::Fact(Fact::GpuDriverAnswered { after: Span(1) }),
-        Body::Fact(Fact::Progress { attempt, step: 1, loss: Some(1.0), saving: Span::default() }),
+        Body::Fact(Fact::Progress { attempt, step: 1, loss: Some(1.0), saving: Span::default(), saves: 0 }),
         Body::Decision(Decision {
             incident: Incident(1),
             action: Action::Stop { exit: 1 },

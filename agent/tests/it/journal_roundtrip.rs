@@ -151,23 +151,24 @@ fn fact() -> impl Strategy<Value = Fact> {
         text().prop_map(|reason| Fact::AgentLost { reason }),
         (any::<i32>(), text()).prop_map(|(exit, reason)| Fact::JobEnded { exit, reason }),
     ];
-    let of_attempts =
-        prop_oneof![
-            (attempt(), any::<u16>(), vec(started_rank(), 0..4), vec(host_of_ranks(), 0..3)).prop_map(
-                |(attempt, master_port, ranks, hosts)| {
-                    Fact::AttemptStarted { attempt, master_port, ranks, hosts }
-                }
-            ),
-            (attempt(), text(), prop::collection::vec(text(), 0..3))
-                .prop_map(|(attempt, error, missing)| Fact::StartFailed { attempt, error, missing }),
-            (attempt(), any::<u64>(), any::<bool>())
-                .prop_map(|(attempt, step, counted)| Fact::RanksStepping { attempt, step, counted }),
-            (attempt(), any::<u64>(), option::of(number()))
-                .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss, saving: Span(step) }),
-            (attempt(), any::<u32>(), vec(rank(), 0..3)).prop_map(|(attempt, orphans_killed, waiting)| {
-                Fact::AttemptEnded { attempt, orphans_killed, waiting }
-            }),
-        ];
+    let of_attempts = prop_oneof![
+        (attempt(), any::<u16>(), vec(started_rank(), 0..4), vec(host_of_ranks(), 0..3)).prop_map(
+            |(attempt, master_port, ranks, hosts)| {
+                Fact::AttemptStarted { attempt, master_port, ranks, hosts }
+            }
+        ),
+        (attempt(), text(), prop::collection::vec(text(), 0..3))
+            .prop_map(|(attempt, error, missing)| Fact::StartFailed { attempt, error, missing }),
+        (attempt(), any::<u64>(), any::<bool>()).prop_map(|(attempt, step, counted)| {
+            Fact::RanksStepping { attempt, step, counted, restoring: Span(step) }
+        }),
+        (attempt(), any::<u64>(), option::of(number())).prop_map(|(attempt, step, loss)| {
+            Fact::Progress { attempt, step, loss, saving: Span(step), saves: step }
+        }),
+        (attempt(), any::<u32>(), vec(rank(), 0..3)).prop_map(|(attempt, orphans_killed, waiting)| {
+            Fact::AttemptEnded { attempt, orphans_killed, waiting }
+        }),
+    ];
     let of_ranks = prop_oneof![
         (attempt(), rank(), text()).prop_map(|(attempt, rank, client)| Fact::RankConnected {
             attempt,

@@ -9,7 +9,7 @@ use mainstay_model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
 use mainstay_model::health::{Component, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
 use mainstay_model::operator::OperatorAction;
-use mainstay_model::time::{Mono, Stamp, Wall};
+use mainstay_model::time::{Mono, Span, Stamp, Wall};
 use mainstay_view::node::{BeatView, JobPhase, NodeView};
 
 fn open(dir: &Path) -> StateWriter {
@@ -65,7 +65,11 @@ fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
     let dir = testing::tempdir().unwrap();
     let mut snapshots = open(dir.path());
     start(&mut snapshots, &job("a"));
-    record(&mut snapshots, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7, counted: false });
+    record(
+        &mut snapshots,
+        &job("a"),
+        Fact::RanksStepping { attempt: Attempt(0), step: 7, counted: false, restoring: Span::default() },
+    );
     let change = HealthChange { from: None, component: component(HealthState::Healthy, 1) };
     snapshots.record(Stamp::default(), None, None, Body::Health(change));
     assert_eq!(snapshots.view().state(), HealthState::Healthy);

@@ -12,7 +12,7 @@ use mainstay_model::finding::Finding;
 use mainstay_model::id::{Incident, JobId};
 use mainstay_model::policy::CauseKind;
 use mainstay_model::time::{Mono, Span, Stamp, Wall};
-use mainstay_model::verdict::{Action, Cause, Decision, Verdict};
+use mainstay_model::verdict::{Action, Decision, Verdict};
 use mainstay_progress::goodput::{TimeAccounting, TimeCategory};
 
 pub mod google;
@@ -55,6 +55,18 @@ pub struct Booked {
     pub span: Span,
     /// The same for each rank, in nanoseconds.
     pub of_ranks: u128,
+}
+
+/// Upper bounds of the buckets of save stalls, in seconds.
+pub const STALL_BOUNDS: [f64; 10] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
+
+/// Saves that held training up for about as long, by [`STALL_BOUNDS`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stalls {
+    /// Their number.
+    pub saves: u64,
+    /// The time of all of them.
+    pub total: Span,
 }
 
 /// The launch that the entries belong to.
@@ -101,6 +113,9 @@ pub struct Books {
     pub steps: u64,
     /// Repeated steps by cause, in the window.
     pub lost_steps: BTreeMap<Charge, u64>,
+    /// Saves by how long each held training up, also in steps that were repeated; the last of [`Stalls`] is above all
+    /// bounds. The journal has the sum of about 10 s: each of these saves counts with their mean.
+    pub stalls: [Stalls; STALL_BOUNDS.len() + 1],
     /// The program does not number its steps, and was restarted: `lost_steps` are the most that is possible.
     pub counted: bool,
     /// Whether any rank sent heartbeats. If not, goodput is unknown.
@@ -139,6 +154,7 @@ impl Books {
             ended: None,
             steps: 0,
             lost_steps: BTreeMap::new(),
+            stalls: Default::default(),
             counted: false,
             measured: false,
             booked: BTreeMap::new(),
@@ -275,8 +291,11 @@ impl Books {
                     self.change(at, TimeCategory::Initialising);
                 }
             }
-            Fact::RanksStepping { step, counted, .. } => self.stepping(at, *step, *counted),
-            Fact::Progress { step, saving, .. } => {
+            Fact::RanksStepping { step, counted, restoring, .. } => {
+                self.stepping(at, *step, *counted, *restoring);
+            }
+            Fact::Progress { step, saving, saves, .. } => {
+                self.saved(at, *saving, *saves);
                 self.attempt.newest = self.attempt.newest.max(Some(*step));
                 self.attempt.saving = self.attempt.saving.plus(*saving);
                 self.settle_training(at);
@@ -335,7 +354,7 @@ impl Books {
         self.change(at, TimeCategory::Starting);
     }
 
-    fn stepping(&mut self, at: Wall, step: u64, counted: bool) {
+    fn stepping(&mut self, at: Wall, step: u64, counted: bool, restoring: Span) {
         self.heard();
         self.counted |= counted && self.highest.1.is_some();
         let failure = self.charge.and_then(|index| self.causes.get_mut(index));
@@ -343,12 +362,33 @@ impl Books {
             failure.recovered_after = Some(span(failure.at, at));
         }
         if self.state() != Some(TimeCategory::Training) {
+            self.restored(at, restoring);
             self.change(at, TimeCategory::Training);
             self.settle(at);
             // The first step includes the setup before it, and is accounted there.
             self.count_steps(at, (step, step));
             self.attempt.booked = Some(step);
         }
+    }
+
+    /// The last part of the start was a restore: where in it is unknown, and does not matter for its length.
+    fn restored(&mut self, at: Wall, restoring: Span) {
+        self.drop_later(at);
+        if let Some(&(from, TimeCategory::Initialising)) = self.open.last() {
+            let length = restoring.0.min(span(from, at).0);
+            self.change(Wall(at.0.saturating_sub_unsigned(length)), TimeCategory::Restoring);
+        }
+    }
+
+    fn saved(&mut self, at: Wall, saving: Span, saves: u64) {
+        if saves == 0 || !self.is_in_window(at) {
+            return;
+        }
+        let each = saving.as_seconds() / saves as f64;
+        let place = STALL_BOUNDS.iter().position(|bound| each <= *bound).unwrap_or(STALL_BOUNDS.len());
+        let stalls = &mut self.stalls[place];
+        stalls.saves = stalls.saves.saturating_add(saves);
+        stalls.total = stalls.total.plus(saving);
     }
 
     /// Books the training, which lasted until the next state, or until `at`.
@@ -454,11 +494,7 @@ impl Books {
 
     fn verdict(&mut self, at: Wall, verdict: &Verdict) {
         let kind = CauseKind::from_cause(&verdict.cause).as_str();
-        let lost_host = match &verdict.cause {
-            Cause::HostLost { host } => Some(host.clone()),
-            _ => None,
-        };
-        let host = verdict.host.clone().or(lost_host);
+        let host = verdict.host_at_fault().cloned();
         let job = self.launch.as_ref().map(|launch| launch.job.clone()).unwrap_or_default();
         // What is booked stays, and no fault is later than its verdict.
         let settled = self.open.first().map_or(at, |(from, _)| *from);

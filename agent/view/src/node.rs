@@ -122,6 +122,8 @@ pub struct JobView {
     /// The ranks of the current attempt. Shared with the snapshots: a job may have 100,000 ranks, and each change of one of them
     /// creates a snapshot.
     pub ranks: BTreeMap<Rank, Arc<RankView>>,
+    /// The hosts of the current attempt, by name; empty in a job of one host.
+    pub hosts: Vec<String>,
     /// Ranks that are alive and make no progress.
     pub hang: Option<Box<Hang>>,
     /// Restarts so far.
@@ -134,6 +136,9 @@ pub struct JobView {
     pub findings: BTreeMap<u64, Finding>,
     /// The number of failures, by kind of cause and fault domain.
     pub failures: BTreeMap<(CauseKind, &'static str), u32>,
+    /// The number of failures that were not the user's fault, by the host where they started; `None` in a job of one
+    /// host.
+    pub failures_by_host: BTreeMap<Option<String>, u32>,
     /// The last verdict.
     pub last_verdict: Option<Verdict>,
     /// The last decision.

@@ -144,7 +144,12 @@ mod tests {
     #[test]
     fn a_journal_shows_attempts_incidents_steps_and_times() {
         let stepping = |attempt, step| {
-            Body::Fact(Fact::RanksStepping { attempt: Attempt(attempt), step, counted: false })
+            Body::Fact(Fact::RanksStepping {
+                attempt: Attempt(attempt),
+                step,
+                counted: false,
+                restoring: Span::default(),
+            })
         };
         let verdict = start_failed(Incident(1), Attempt(0), "it failed", Mono(40_000_000_000));
         let decision = Decision {
@@ -167,6 +172,7 @@ mod tests {
                     step: 10,
                     loss: None,
                     saving: Span::default(),
+                    saves: 0,
                 }),
             ),
             (40, exited(0, ExitStatus::Signal(9), 20, false)),

@@ -81,7 +81,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optio
         number = _step_number(step)
         home = _home(directory)
         keep = _number(_KEEP, 2, at_least=1)
-        with _saving, _standing_still():
+        with _saving, _standing_still("checkpoint"):
             identity = _seal.Identity(_job(), _attempt(), number, home.rank, home.world_size)
             facts, suffix, serialise = _serialisation(state)
             if _into_memory(home, identity, {**facts, "alike": alike}, state):
@@ -113,11 +113,11 @@ def due() -> bool:
     return bool(_native.save_due())
 
 
-def _standing_still():
-    """The section of a save. None in another thread: such a save does not stop training, and sections belong to the
+def _standing_still(what: str):
+    """The section of a save or a load. None in another thread: that does not stop training, and sections belong to the
     training thread."""
     if threading.current_thread() is threading.main_thread():
-        return _native.section("checkpoint")
+        return _native.section(what)
     return contextlib.nullcontext()
 
 
@@ -208,24 +208,25 @@ def load(
     number of ranks is then loaded from any intact shard. Launchers of several hosts copy a shard to each host. If
     torch.distributed is initialized, the ranks choose the step together.
     """
-    targets = None if into is None else _container.Targets(into)
-    taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
-    if taken is None:
-        if targets is not None and targets.written:
-            raise RuntimeError("mainstay.checkpoint.load: no step is whole, and the values in `into` were overwritten")
-        return None
-    if isinstance(taken, _memory_steps.Loaded):
-        return taken.state
-    manifest, file = taken
-    with file:
-        if manifest["format"] == 2:
-            return _shard.Reader(file.fileno(), manifest).state(targets)
-        if manifest["serialisation"] == "torch":
-            import torch
+    with _standing_still("restore"):
+        targets = None if into is None else _container.Targets(into)
+        taken = _take_replicated(step, directory, targets) if replicated else _take(step, directory, targets)
+        if taken is None:
+            if targets is not None and targets.written:
+                raise RuntimeError("mainstay.checkpoint.load: no step is whole, and the values in `into` were overwritten")
+            return None
+        if isinstance(taken, _memory_steps.Loaded):
+            return taken.state
+        manifest, file = taken
+        with file:
+            if manifest["format"] == 2:
+                return _shard.Reader(file.fileno(), manifest).state(targets)
+            if manifest["serialisation"] == "torch":
+                import torch
 
-            # The file belongs to this user (see _seal), so it is as trusted as the script itself.
-            return torch.load(file, weights_only=False)
-        return _container.of_the_program(functools.partial(pickle.load, file))
+                # The file belongs to this user (see _seal), so it is as trusted as the script itself.
+                return torch.load(file, weights_only=False)
+            return _container.of_the_program(functools.partial(pickle.load, file))
 
 
 def _take(step: Optional[int], directory: Optional[str], into=None):

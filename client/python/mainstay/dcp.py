@@ -130,12 +130,13 @@ class Reader(StorageReader):
         self._wanted = _step_of(checkpoint_id, self._wanted)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        home = _home(self._directory)
-        if self._wanted is not None:
-            self._shards = _Shards(home, self._wanted)
-        else:
-            self._shards = _newest(home, self._together and dist.is_available() and dist.is_initialized())
-        return self._shards.metadata()
+        with checkpoint._standing_still("restore"):
+            home = _home(self._directory)
+            if self._wanted is not None:
+                self._shards = _Shards(home, self._wanted)
+            else:
+                self._shards = _newest(home, self._together and dist.is_available() and dist.is_initialized())
+            return self._shards.metadata()
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
         self._data = metadata.storage_data
@@ -151,19 +152,20 @@ class Reader(StorageReader):
         for item in plan.items:
             where = self._data[item.storage_index]
             by_rank.setdefault(where.rank, []).append((where.name, item))
-        for rank, items in sorted(by_rank.items()):
-            # One shard at a time: each may take as much memory as this rank's own state.
-            shard = self._shards.of_rank(rank)
-            for name, item in items:
-                if item.type == LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, io.BytesIO(shard["bytes"][name]))
-                    continue
-                part = shard["tensors"][name]
-                for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
-                    part = part.narrow(dimension, offset, length)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(part)
-                planner.commit_tensor(item, target)
+        with checkpoint._standing_still("restore"):
+            for rank, items in sorted(by_rank.items()):
+                # One shard at a time: each may take as much memory as this rank's own state.
+                shard = self._shards.of_rank(rank)
+                for name, item in items:
+                    if item.type == LoadItemType.BYTE_IO:
+                        planner.load_bytes(item, io.BytesIO(shard["bytes"][name]))
+                        continue
+                    part = shard["tensors"][name]
+                    for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
+                        part = part.narrow(dimension, offset, length)
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(part)
+                    planner.commit_tensor(item, target)
         done: Future = Future()
         done.set_result(None)
         return done

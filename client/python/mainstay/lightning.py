@@ -147,8 +147,14 @@ def _io_made_for(base):
             import torch
 
             path = os.path.abspath(os.fspath(path))
+            with _checkpoint._standing_still("restore"):
+                read = functools.partial(torch.load, map_location=map_location, weights_only=weights_only)
+                return self._load(path, read)
+
+        @staticmethod
+        def _load(path, read):
             if not os.path.isdir(path):
-                return torch.load(path, map_location=map_location, weights_only=weights_only)
+                return read(path)
             damage = None
             for number in _seal.steps(path):
                 try:
@@ -159,7 +165,7 @@ def _io_made_for(base):
                     damage = damage or found
                     continue
                 with file:
-                    return torch.load(file, map_location=map_location, weights_only=weights_only)
+                    return read(file)
             if damage is not None:
                 raise RuntimeError(f"{path} is damaged and is not loaded: {damage}")
             raise FileNotFoundError(f"{path} holds no checkpoint that was written to its end")

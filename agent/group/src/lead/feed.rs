@@ -230,8 +230,17 @@ mod tests {
             let (attempt, rank) = (Attempt(0), Rank(rank));
             recorded(seq, Fact::RankConnected { attempt, rank, client: String::new() })
         };
-        let of_the_job =
-            |seq| recorded(seq, Fact::RanksStepping { attempt: Attempt(0), step: seq, counted: false });
+        let of_the_job = |seq| {
+            recorded(
+                seq,
+                Fact::RanksStepping {
+                    attempt: Attempt(0),
+                    step: seq,
+                    counted: false,
+                    restoring: Span::default(),
+                },
+            )
+        };
         let entries =
             [of_rank(1, 9), of_the_job(2), of_rank(3, 20), of_rank(4, 8), of_rank(5, 9), of_the_job(6)];
         let news = JournalUpdate::from_entries(entries.iter());

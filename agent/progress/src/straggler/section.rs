@@ -35,6 +35,7 @@ const PAUSE: &[&str] = &[
     "checkpointing",
     "ckpt",
     "save",
+    "restore",
     "eval",
     "evaluate",
     "evaluation",

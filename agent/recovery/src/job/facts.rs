@@ -324,7 +324,13 @@ impl Job {
         // twice.
         if *self.course.lead.get_or_insert(rank) == rank {
             if matches!(self.ledger.state(), TimeCategory::Starting | TimeCategory::Initialising) {
-                let began = if done[0].first { done[0].end } else { done[0].start };
+                let first = done[0];
+                let began = if first.first {
+                    first.end
+                } else {
+                    // A rank that stayed in its process.
+                    first.start.after(Span(first.restore_ns)).min(first.end)
+                };
                 self.ledger.enter(began, TimeCategory::Training);
             }
             for step in done {
@@ -353,14 +359,16 @@ impl Job {
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
             self.restart.longest = self.restart.longest.max(Some(last.since(self.course.began)));
             let counted = stepped.iter().any(|(first, _)| first.counted);
-            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step, counted })));
+            let lead = self.course.lead.and_then(|lead| self.ranks.get_mut(lead)?.first);
+            let restoring = Span(lead.map_or(0, |first| first.restore_ns));
+            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step, counted, restoring })));
             let outcome = self.history.outcome(last, attempt, step, counted, &self.ledger);
             out.extend(outcome.map(|outcome| Output::Record(Body::Outcome(outcome))));
         } else {
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
             let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
-            let saving = self.ledger.take_saved();
-            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss, saving })));
+            let (saving, saves) = self.ledger.take_saved();
+            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss, saving, saves })));
             let advised = advice::advice_for(&self.ledger.accounting(at), self.history.count());
             out.extend(self.saving.advise(advised).map(|fact| Output::Record(Body::Fact(fact))));
         }

@@ -23,6 +23,9 @@ const RECENT: usize = 64;
 /// Sections of this name count as checkpointing.
 const CHECKPOINT_SECTION: &str = "checkpoint";
 
+/// The section of a client that loads a checkpoint.
+const RESTORE_SECTION: &str = "restore";
+
 /// What is new in a page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PageChanges {
@@ -299,7 +302,7 @@ fn refused(refusal: &Refusal) -> String {
 }
 
 fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
-    let mut checkpoint_ns = 0;
+    let (mut checkpoint_ns, mut restore_ns) = (0_u64, 0_u64);
     let mut spent = Spent::default();
     let (mut covered_ns, mut has_backward, mut on_device) = (0_u64, false, false);
     for section in record.sections() {
@@ -309,6 +312,8 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
         on_device |= name.ends_with("@device");
         if name == CHECKPOINT_SECTION {
             checkpoint_ns += section.ns;
+        } else if name == RESTORE_SECTION {
+            restore_ns += section.ns;
         }
         match SectionKind::from_name(&name) {
             SectionKind::Wait => spent.wait_ns += section.ns,
@@ -330,6 +335,7 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
         first: record.first,
         counted: record.counted,
         checkpoint_ns,
+        restore_ns,
         spent,
         loss: record.loss,
         grad_norm: record.grad_norm,

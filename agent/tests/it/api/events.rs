@@ -20,7 +20,7 @@ use super::server::Server;
 use crate::words::commands;
 
 fn progress(step: u64) -> Fact {
-    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() }
+    Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default(), saves: 0 }
 }
 
 fn watch_from(cursor: u64) -> WatchEventsRequest {

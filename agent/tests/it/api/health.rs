@@ -121,7 +121,7 @@ async fn a_watch_sends_the_state_at_once_and_then_the_newest_after_each_change()
         server.fact(
             20,
             "demo",
-            Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() },
+            Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default(), saves: 0 },
         );
     }
     // However the messages were coalesced, the last one is the newest state.
@@ -159,7 +159,7 @@ async fn the_pace_of_a_job_comes_from_its_steps() {
     server.fact(
         22,
         "demo",
-        Fact::Progress { attempt: Attempt(0), step: 21, loss: None, saving: Span::default() },
+        Fact::Progress { attempt: Attempt(0), step: 21, loss: None, saving: Span::default(), saves: 0 },
     );
     assert_eq!(wait_for(21, true).await, Some(2.0));
     server.stop().await;

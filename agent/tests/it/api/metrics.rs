@@ -15,7 +15,7 @@ use mainstay_model::id::{Attempt, Incident, JobId, Rank};
 use mainstay_model::observation::{HostsEvent, LEADS_HERE};
 use mainstay_model::pci::PciAddress;
 use mainstay_model::time::{Mono, Span};
-use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Rule};
+use mainstay_model::verdict::{Action, DecidedBy, Decision, FaultDomain, Rule, Verdict};
 use mainstay_view::node::BeatView;
 
 use super::checkpoints;
@@ -319,7 +319,7 @@ async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
     let (mut server, _) = scraped(dir.path()).await;
     server.fact(100, JOB, Fact::JobEnded { exit: 0, reason: "done".into() });
     let page = parse(&get(&server, "/metrics").await.1);
-    let to_alert_on = ["mainstay_rank_", "mainstay_job_save_"];
+    let to_alert_on = ["mainstay_rank_", "mainstay_job_save_interval", "mainstay_job_save_cost"];
     assert!(!page.samples.iter().any(|of| to_alert_on.iter().any(|name| of.name.starts_with(name))));
     server.stop().await;
 }
@@ -339,7 +339,8 @@ async fn counters_begin_at_zero_with_the_job_on_the_host_that_leads() {
     let counters = async |server: &Server| {
         let page = parse(&get(server, "/metrics").await.1);
         let samples = page.samples.iter();
-        let of_job = samples.filter(|of| page.types[&of.name] == "counter" && of.labels.contains_key("job"));
+        let of_job =
+            samples.filter(|of| page.types[family(&of.name)] != "gauge" && of.labels.contains_key("job"));
         let values: Vec<f64> = of_job.map(|of| of.value).collect();
         (page.value("mainstay_job_leader", &[job]), values, page)
     };
@@ -455,18 +456,63 @@ async fn the_form_is_what_the_caller_accepts() {
     server.stop().await;
 }
 
+/// The name of the metric: the samples of a histogram have further ones.
+fn family(name: &str) -> &str {
+    let parts = ["_bucket", "_count", "_sum"].iter().filter_map(|end| name.strip_suffix(end));
+    let is_histogram = |name: &&str| METRICS.iter().any(|of| of.kind == Kind::Histogram && of.name == *name);
+    parts.filter(is_histogram).next().unwrap_or(name)
+}
+
+#[tokio::test]
+async fn histograms_have_what_failures_and_saves_took() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job(JOB);
+    let job = ("training_job", JOB);
+    let read = async |server: &Server| {
+        let page = parse(&get(server, "/metrics").await.1);
+        let all = ["restart", "detection", "save_stall"].map(|of| {
+            let value = |part: &str, labels: &[(&str, &str)]| {
+                page.value(&format!("mainstay_job_{of}_seconds_{part}"), labels).unwrap()
+            };
+            (value("count", &[job]), value("sum", &[job]), value("bucket", &[job, ("le", "1")]))
+        });
+        let lost = page.value("mainstay_job_lost_seconds_total", &[job, ("cause", "exit_code")]).unwrap();
+        let host = page.value("mainstay_job_failures_by_host_total", &[job, ("host", "node-17")]).unwrap();
+        (all, lost, host)
+    };
+    let none = (0.0, 0.0, 0.0);
+    assert_eq!(read(&server).await, ([none, none, none], 0.0, 0.0));
+    let saving =
+        Fact::Progress { attempt: Attempt(0), step: 20, loss: None, saving: Span::seconds(2), saves: 4 };
+    server.fact(30, JOB, saving);
+    let Body::Verdict(of) = verdict(1, "rank 3 was killed") else { unreachable!() };
+    let (domain, fault_at, detected_at) = (FaultDomain::Infrastructure, Mono(40 * SECOND), Mono(45 * SECOND));
+    server.record(45, Some(JOB), Body::Verdict(Verdict { domain, fault_at, detected_at, ..of }));
+    let Body::Decision(of) = stop() else { unreachable!() };
+    let action = Action::RestartInJob { attempt: Attempt(1) };
+    server.record(46, Some(JOB), Body::Decision(Decision { action, ..of }));
+    let restoring = Span::default();
+    server.fact(60, JOB, Fact::RanksStepping { attempt: Attempt(1), step: 1, counted: false, restoring });
+    let (all, lost, host) = read(&server).await;
+    assert_eq!(all, [(1.0, 20.0, 0.0), (1.0, 5.0, 0.0), (4.0, 2.0, 4.0)]);
+    assert_eq!((lost, host), (20.0, 1.0));
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn what_is_scraped_is_what_is_declared() {
     let dir = testing::tempdir().unwrap();
     let (server, page) = scraped(dir.path()).await;
-    let scraped: BTreeSet<&str> = page.samples.iter().map(|of| of.name.as_str()).collect();
+    let scraped: BTreeSet<&str> = page.samples.iter().map(|of| family(&of.name)).collect();
     let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();
     assert_eq!(scraped, declared);
     for metric in METRICS {
         assert_eq!(page.types[metric.name], metric.kind.as_str(), "{}", metric.name);
         assert_eq!(page.helps[metric.name], metric.help);
-        for sample in page.samples.iter().filter(|of| of.name == metric.name) {
-            let labels: Vec<&str> = sample.labels.keys().map(String::as_str).collect();
+        for sample in page.samples.iter().filter(|of| family(&of.name) == metric.name) {
+            let labels: Vec<&str> =
+                sample.labels.keys().map(String::as_str).filter(|of| *of != "le").collect();
             assert_eq!(labels, metric.labels, "{}", metric.name);
         }
     }

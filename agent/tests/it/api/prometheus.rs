@@ -158,7 +158,8 @@ async fn a_real_prometheus_adds_up_the_time_of_a_job() {
     let mut server = Server::start(dir.path()).await;
     let Some(mut prometheus) = Prometheus::start(dir.path(), &server) else { return server.stop().await };
     server.job(JOB);
-    let report = Fact::Progress { attempt: Attempt(0), step: 61, loss: None, saving: Span::seconds(6) };
+    let report =
+        Fact::Progress { attempt: Attempt(0), step: 61, loss: None, saving: Span::seconds(6), saves: 2 };
     server.fact(72, JOB, report);
     // From 10 s, when the job started, to 72 s; 2 s of that until the first step.
     let all = prometheus.found("sum by (training_job) (mainstay_job_time_seconds_total) == 62").await;

@@ -15,7 +15,7 @@ use mainstay_journal::store::journal::{Journal, JournalError, Limits};
 use mainstay_model::entry::{Body, Fact, JobSpec, StartedRank};
 use mainstay_model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
-use mainstay_model::time::{Mono, Stamp, Wall};
+use mainstay_model::time::{Mono, Span, Stamp, Wall};
 use mainstay_tier::peer::Service;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -163,7 +163,11 @@ impl Server {
             name,
             Fact::AttemptStarted { attempt: Attempt(0), master_port: 29_500, ranks, hosts: Vec::new() },
         );
-        self.fact(12, name, Fact::RanksStepping { attempt: Attempt(0), step: 1, counted: false });
+        self.fact(
+            12,
+            name,
+            Fact::RanksStepping { attempt: Attempt(0), step: 1, counted: false, restoring: Span::default() },
+        );
     }
 
     pub async fn unix(&self) -> Channel {

@@ -4,7 +4,7 @@ use mainstay_model::entry::ExitStatus;
 use mainstay_model::finding::FindingKind;
 use mainstay_model::hang::Hang;
 use mainstay_model::id::{Attempt, BootId, Pid, Rank};
-use mainstay_model::verdict::{DecidedBy, FaultDomain};
+use mainstay_model::verdict::{Cause, DecidedBy, FaultDomain};
 use mainstay_sim::productive::{Failure, Job};
 use proptest::prelude::*;
 
@@ -61,11 +61,11 @@ fn connected() -> Body {
 }
 
 fn stepping(step: u64) -> Body {
-    Body::Fact(Fact::RanksStepping { attempt: Attempt(0), step, counted: false })
+    Body::Fact(Fact::RanksStepping { attempt: Attempt(0), step, counted: false, restoring: Span::default() })
 }
 
 fn progress(step: u64) -> Body {
-    Body::Fact(Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default() })
+    Body::Fact(Fact::Progress { attempt: Attempt(0), step, loss: None, saving: Span::default(), saves: 0 })
 }
 
 fn exited(status: ExitStatus, step: u64, after_stop: bool) -> Body {
@@ -236,8 +236,13 @@ fn what_a_slow_host_costs_is_charged_to_the_finding() {
         last_agreed_step: None,
         doubtful_steps: Vec::new(),
     };
-    let saving =
-        Body::Fact(Fact::Progress { attempt: Attempt(0), step: 101, loss: None, saving: Span::seconds(10) });
+    let saving = Body::Fact(Fact::Progress {
+        attempt: Attempt(0),
+        step: 101,
+        loss: None,
+        saving: Span::seconds(10),
+        saves: 4,
+    });
     let books = books([
         (0, launched(1)),
         (0, attempt(0)),
@@ -247,6 +252,9 @@ fn what_a_slow_host_costs_is_charged_to_the_finding() {
     ]);
     assert_eq!(seconds(&books, TimeCategory::Slowdown), 20.0);
     assert_eq!(seconds(&books, TimeCategory::Checkpointing), 10.0);
+    // Four saves of 2.5 s.
+    let place = STALL_BOUNDS.iter().position(|bound| *bound == 3.0).unwrap();
+    assert_eq!(books.stalls[place], Stalls { saves: 4, total: Span::seconds(10) });
     assert_eq!(seconds(&books, TimeCategory::Training), 80.0);
     assert_eq!((books.causes[0].kind, books.causes[0].host.as_deref()), ("slow_host", Some("b")));
 }
@@ -270,11 +278,24 @@ fn a_job_without_heartbeats_has_coarse_books() {
 
 #[test]
 fn repeated_steps_of_a_program_that_does_not_number_them_are_the_most_that_is_possible() {
-    let again = Body::Fact(Fact::RanksStepping { attempt: Attempt(1), step: 1, counted: true });
+    let again = Body::Fact(Fact::RanksStepping {
+        attempt: Attempt(1),
+        step: 1,
+        counted: true,
+        restoring: Span::default(),
+    });
     let books = books([
         (0, launched(1)),
         (0, attempt(0)),
-        (S, Body::Fact(Fact::RanksStepping { attempt: Attempt(0), step: 1, counted: true })),
+        (
+            S,
+            Body::Fact(Fact::RanksStepping {
+                attempt: Attempt(0),
+                step: 1,
+                counted: true,
+                restoring: Span::default(),
+            }),
+        ),
         (11 * S, exited(ExitStatus::Signal(9), 119, false)),
         (11 * S, attempt_ended()),
         (11 * S, verdict(1, Cause::Signal { signal: 9 }, 11 * S, 11 * S)),
@@ -285,6 +306,24 @@ fn repeated_steps_of_a_program_that_does_not_number_them_are_the_most_that_is_po
     ]);
     let accounting = books.accounting(None);
     assert_eq!((accounting.counted, accounting.steps, accounting.steps_lost), (true, 119, 99));
+}
+
+#[test]
+fn a_restore_is_a_state_of_its_own() {
+    let restored = |attempt| Fact::RanksStepping {
+        attempt: Attempt(attempt),
+        step: 8,
+        counted: false,
+        restoring: Span::seconds(30),
+    };
+    let entries =
+        [(0, launched(1)), (0, attempt(0)), (2 * S, connected()), (42 * S, Body::Fact(restored(0)))];
+    let books_of = books(entries.clone());
+    assert_eq!(seconds(&books_of, TimeCategory::Restoring), 30.0);
+    assert_eq!(seconds(&books_of, TimeCategory::Initialising), 10.0);
+    let late = books([entries[0].clone(), entries[1].clone(), (32 * S, connected()), entries[3].clone()]);
+    assert_eq!(seconds(&late, TimeCategory::Restoring), 10.0, "no more than the time since ranks beat");
+    assert_eq!(sum(&late, None), 42 * S);
 }
 
 #[test]
@@ -390,12 +429,18 @@ fn body() -> impl Strategy<Value = Body> {
         (1..5_u32).prop_map(launched),
         (0..3_u32).prop_map(attempt),
         Just(connected()),
-        (0..40_u64).prop_map(stepping),
+        (0..40_u64, 0..300_u64).prop_map(|(step, restoring)| Body::Fact(Fact::RanksStepping {
+            attempt: Attempt(0),
+            step,
+            counted: false,
+            restoring: Span(restoring)
+        })),
         (0..40_u64, 0..300_u64).prop_map(|(step, saving)| Body::Fact(Fact::Progress {
             attempt: Attempt(0),
             step,
             loss: None,
-            saving: Span(saving)
+            saving: Span(saving),
+            saves: step % 3,
         })),
         (any::<bool>(), 0..40_u64, any::<bool>()).prop_map(|(well, step, after_stop)| {
             exited(if well { ExitStatus::Code(0) } else { ExitStatus::Signal(9) }, step, after_stop)

@@ -11,7 +11,7 @@ use mainstay_model::entry::{Body, Fact, HostOfRanks, JobSpec, StartedRank};
 use mainstay_model::id::{Attempt, JobId, Rank};
 use mainstay_model::observation::{HostsEvent, LEADS_HERE, Observation};
 use mainstay_model::time::Stamp;
-use mainstay_model::verdict::Decision;
+use mainstay_model::verdict::{Decision, FaultDomain};
 use mainstay_recovery::job::POLICY;
 use mainstay_recovery::policy::{CauseKind, Rung};
 
@@ -31,12 +31,14 @@ impl JobView {
             step: None,
             step_at: started.mono,
             ranks: BTreeMap::new(),
+            hosts: Vec::new(),
             hang: None,
             restarts: 0,
             restarts_in_process: 0,
             restarts_of_some: 0,
             findings: BTreeMap::new(),
             failures: BTreeMap::new(),
+            failures_by_host: BTreeMap::new(),
             last_verdict: None,
             last_decision: None,
             end_reason: None,
@@ -107,6 +109,9 @@ impl JobView {
         if let Some(verdict) = of {
             let kind = (CauseKind::from_cause(&verdict.cause), verdict.domain.name());
             *self.failures.entry(kind).or_default() += 1;
+            if verdict.domain != FaultDomain::User {
+                *self.failures_by_host.entry(verdict.host_at_fault().cloned()).or_default() += 1;
+            }
         }
     }
 
@@ -121,6 +126,7 @@ impl JobView {
                 self.hang = None;
                 let of = |started: &StartedRank| (started.rank, Arc::new(RankView::new(started, hosts)));
                 self.ranks = ranks.iter().map(of).collect();
+                self.hosts = hosts.iter().map(|of| of.host.clone()).collect();
             }
             Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
             Fact::RankRefused { rank, reason, .. } => {
@@ -276,7 +282,12 @@ mod tests {
             ranks: ranks.to_vec(),
             hosts: vec![],
         });
-        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3, counted: false });
+        job.apply_fact(&Fact::RanksStepping {
+            attempt: Attempt(0),
+            step: 3,
+            counted: false,
+            restoring: Span::default(),
+        });
         job.apply_fact(&exited(0, Some(42)));
         assert_eq!(job.step, Some(3), "the other rank still runs");
         job.apply_fact(&exited(1, Some(41)));
