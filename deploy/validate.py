@@ -1,4 +1,5 @@
-"""Checks the examples and what the Helm chart makes: each object against the schema of its kind.
+"""Checks the examples and what the Helm chart makes, each object against the schema of its kind, and the dashboards by
+Grafana's own types.
 
 Each pod template in an object is checked as a pod, too. Needs the packages that `xtask/src/python.rs` has for this script.
 """
@@ -18,6 +19,9 @@ import kubeflow_trainer_api.models as trainer
 import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator import v1 as operator
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 HERE = pathlib.Path(__file__).parent
 CHART = HERE / "helm/mainstay"
@@ -141,7 +145,34 @@ def as_in_the_example(pod):
     return pod
 
 
-def main():
+def changed(before, after, path=""):
+    """What Grafana's types do not have, or have in another form."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from changed(value, after[key], f"{path}.{key}") if key in after else [f"{path}.{key}"]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after)):
+            yield from changed(one, other, f"{path}[{index}]")
+    elif before != after:
+        yield path
+
+
+def dashboards():
+    plugins.register_default_plugins()
+    paths = sorted(HERE.glob("grafana/*.json"))
+    for path in paths:
+        written = json.loads(path.read_text())
+        read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+        unknown = list(changed(written, read))
+        if unknown:
+            sys.exit(f"{path}: not part of a dashboard: {', '.join(unknown)}")
+        ids = [panel["id"] for panel in written["panels"]]
+        if len(ids) != len(set(ids)):
+            sys.exit(f"{path}: two panels have one id")
+    print(f"{len(paths)} dashboards are valid")
+
+
+def manifests():
     examples = sorted(HERE.glob("examples/*.yaml"))
     checked = 0
     for path in examples:
@@ -158,6 +189,11 @@ def main():
     if of_chart != of_example:
         sys.exit(f"{CHART}: its pod is not that of examples/daemonset.yaml: {of_chart} and {of_example}")
     print(f"{len(examples)} files and the chart: {checked} objects and pods are valid")
+
+
+def main():
+    manifests()
+    dashboards()
 
 
 if __name__ == "__main__":

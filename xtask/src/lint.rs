@@ -31,7 +31,7 @@ pub fn source(checks: &mut Checks) {
         tool(&cargo_tools::AUDIT, "audit --deny warnings --file fuzz/Cargo.lock")
     });
     checks.run("documentation as a site (mdbook build)", || tool(&cargo_tools::MDBOOK, "build docs"));
-    checks.run("Kubernetes manifests and the Helm chart (schemas, helm template)", manifests);
+    checks.run("Kubernetes manifests, the Helm chart and dashboards (schemas)", manifests);
 }
 
 /// The unit, the user and the folders.
@@ -41,7 +41,7 @@ pub fn systemd(checks: &mut Checks) {
     checks.run("user and folders (systemd-sysusers, -tmpfiles)", make_user_and_folders);
 }
 
-/// The examples for Kubernetes and what the chart makes, against the schemas.
+/// The examples for Kubernetes, what the chart makes and the dashboards, against their schemas.
 fn manifests() -> Result<Verdict> {
     match python::MANIFESTS.ensure(&Progress::begin()) {
         Ok(environment) => {

