@@ -322,16 +322,31 @@ pub(super) fn start_probing(
     Ok(Some(probing))
 }
 
-fn hook_plan(config: &Config) -> HookPlan {
+/// The hooks of a configuration.
+pub fn hook_plan(config: &Config) -> HookPlan {
+    let given = |path: &Path| Some(path.to_owned()).filter(|path| !path.as_os_str().is_empty());
     HookPlan {
         commands: config.hooks.commands.clone(),
         webhooks: config.hooks.webhooks.clone(),
-        authorities: Some(config.hooks.authorities.clone()).filter(|path| !path.as_os_str().is_empty()),
+        authorities: given(&config.hooks.authorities),
         on: config.hooks.on.clone(),
+        format: config.hooks.format,
+        link: link(config),
         deadline: Duration::from_nanos(config.hooks.deadline.0.0),
         tries: HOOK_TRIES,
         directory: config.state_dir.clone(),
     }
+}
+
+/// Where people reach this agent's page: none if only this host can.
+fn link(config: &Config) -> Option<String> {
+    let address = config.http.filter(|address| !address.ip().is_loopback())?;
+    let host = match address.ip().is_unspecified() {
+        true => nix::unistd::gethostname().ok()?.to_string_lossy().into_owned(),
+        false if address.is_ipv6() => format!("[{}]", address.ip()),
+        false => address.ip().to_string(),
+    };
+    Some(format!("http://{host}:{}/", address.port()))
 }
 
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {

@@ -1,6 +1,6 @@
 //! The wiring: start, supervise, drain in order.
 
-mod agent;
+pub mod agent;
 pub mod catalog;
 mod checkpoint;
 pub mod default_paths;

@@ -18,6 +18,7 @@ mod find;
 mod goodput;
 mod gpus;
 mod guardian;
+mod hooks;
 mod job;
 mod log_mirror;
 mod man;
@@ -78,6 +79,7 @@ enum Command {
     Demo(demo::Args),
     Config(config::Args),
     Certs(certs::Args),
+    Hooks(hooks::Hooks),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
     /// Show the host's GPUs, one line each
@@ -158,6 +160,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Agent(args) => agent::run(args).await,
         Command::Config(args) => config::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::Hooks(args) => hooks::run(&args),
         Command::Demo(args) => demo::run(args).await,
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::LogMirror(args) => Ok(log_mirror::run(&args)),

@@ -177,11 +177,13 @@ impl StateWriter {
         self.view.gpus = gpus.into();
     }
 
-    /// Stores the current components: changes of state go into the journal, fresh readings only into the view.
-    pub fn show_host(&mut self, at: Stamp, mut components: Vec<Component>) {
+    /// Stores the current components: changes of state go into the journal, fresh readings only into the view. Returns
+    /// the entries of the changes.
+    pub fn show_host(&mut self, at: Stamp, mut components: Vec<Component>) -> Vec<Entry> {
+        let mut changed = Vec::new();
         components.iter_mut().for_each(|component| self.standing.keep(component));
         for change in changes(&self.view.components, &components) {
-            self.note(at, None, None, Body::Health(change));
+            changed.push(self.note(at, None, None, Body::Health(change)));
         }
         for component in components {
             let over = self.view.operator_state.component_reported(&component);
@@ -191,6 +193,7 @@ impl StateWriter {
             }
         }
         self.publish();
+        changed
     }
 
     /// Applies an operator's statement about a component; none if there is no such component.

@@ -3,7 +3,7 @@
 use mainstay_health::hardware::gpu::{DeviceReport, GpuEvent};
 use mainstay_health::host::kernel_reports::{self, LogState};
 use mainstay_model::component_id::ComponentId;
-use mainstay_model::entry::{Body, Fact};
+use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::health::Component;
 use mainstay_model::observation::Observation;
 use mainstay_model::operator::OperatorAction;
@@ -29,7 +29,26 @@ impl Node {
         let (hardware, gpus) = self.hardware.judge(now.mono);
         components.extend(hardware);
         self.snapshots.set_gpus(gpus);
-        self.snapshots.show_host(now, components);
+        self.show_host(now, components);
+    }
+
+    fn show_host(&mut self, now: Stamp, components: Vec<Component>) {
+        for change in self.snapshots.show_host(now, components) {
+            self.report_to_hooks(&change);
+        }
+    }
+
+    /// Sends an entry to the hooks. An operator who silenced a component wants no notice of it.
+    pub(super) fn report_to_hooks(&mut self, entry: &Entry) {
+        let view = self.snapshots.view();
+        if let Body::Health(change) = &entry.body
+            && !view.operator_state.counts(&change.component.name)
+        {
+            return;
+        }
+        let job = entry.job.as_ref().and_then(|job| view.jobs.get(job));
+        let leads = job.is_none_or(|job| job.leads);
+        self.hooks.report(entry, leads);
     }
 
     /// Their last state must not stay shown as current.
@@ -114,7 +133,7 @@ impl Node {
         self.snapshots.end_silences(now);
         let stale = self.snapshots.roster().stale(now.mono, &self.snapshots.view().components);
         if !stale.is_empty() {
-            self.snapshots.show_host(now, stale);
+            self.show_host(now, stale);
         }
     }
 }

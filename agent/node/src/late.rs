@@ -88,7 +88,7 @@ impl Node {
         let recorded = self.record_of_job(clock::now(), job, None, Body::Verdict(verdict));
         self.repeats.take_in(&recorded);
         self.report_failures_to_peers();
-        self.hooks.report(&recorded);
+        self.report_to_hooks(&recorded);
     }
 }
 

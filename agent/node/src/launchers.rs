@@ -215,7 +215,7 @@ impl Node {
             self.report_failures_to_peers();
             self.await_late_evidence(session, verdict);
         }
-        self.hooks.report(&recorded);
+        self.report_to_hooks(&recorded);
     }
 
     /// Sends changed slowdown hints to launchers.

@@ -7,11 +7,9 @@ use mainstay_checkpoint::parity::{NoParity, Parity};
 use mainstay_model::units::Period;
 
 use super::{CheckpointConfig, Config, Limits};
+use crate::hook::{HookFormat, KINDS};
 use mainstay_sensors::source::journald::JOURNALD;
 use mainstay_sensors::source::tpu::FORBIDDEN_PORT;
-
-/// The kinds of entries that hooks can receive.
-const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
 
 /// The problems found: the key, and how its value should be.
 #[derive(Debug, Default)]
@@ -216,9 +214,9 @@ impl Config {
     fn check_jobs(&self, wrong: &mut Wrong) {
         wrong.must(self.journal.max_size.0 >= 16 << 10, "journal.max_size", "it must be at least 16KiB");
         wrong.must(
-            self.hooks.on.iter().all(|kind| HOOKS_TELL.contains(&kind.as_str())),
+            self.hooks.on.iter().all(|kind| KINDS.contains(&kind.as_str())),
             "hooks.on",
-            "it can have \"verdict\", \"decision\" and \"job_ended\"",
+            "it can have \"verdict\", \"decision\", \"job_ended\", \"finding\" and \"health\"",
         );
         wrong.must(
             self.hooks
@@ -229,6 +227,12 @@ impl Config {
             "they must begin with https:// or http://; for others use a command",
         );
         wrong.must(is_absolute(&self.hooks.authorities), "hooks.authorities", "it must be an absolute path");
+        wrong.must(
+            self.hooks.format != HookFormat::PagerDuty
+                || self.hooks.webhooks.iter().all(|of| of.contains('#')),
+            "hooks.webhooks",
+            "each must end with # and the integration key, since hooks.format is \"pagerduty\"",
+        );
         wrong.must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be above 0");
     }
 

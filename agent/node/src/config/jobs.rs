@@ -8,6 +8,7 @@ use mainstay_model::units::{Bytes, Period};
 
 use super::files::{CacheConfig, WatchConfig};
 use super::none_is_empty;
+use crate::hook::HookFormat;
 
 settings! {
     /// How large the journal may be.
@@ -32,13 +33,17 @@ settings! {
 settings! {
     /// Commands and webhooks that receive events of jobs.
     pub struct HooksConfig {
-        /// Shell commands, run as the agent's user; each receives the journal entry as JSON on standard input.
+        /// Shell commands, run as the agent's user; each receives JSON on standard input.
         commands: Vec<String> = Vec::new(),
-        /// URLs such as "https://host/path" or "http://host:port/path" to which the entry is posted.
+        /// URLs such as "https://host/path" or "http://host:port/path" to which it is posted; for PagerDuty with "#KEY", the
+        /// integration key, at the end.
         webhooks: Vec<String> = Vec::new(),
         /// A file with CA certificates, in PEM, that "https://" accepts in addition to those that the host trusts. Empty: none.
         authorities: PathBuf = PathBuf::new(),
-        /// Which entries they receive: "verdict", "decision", "job_ended".
+        /// What they receive: "raw" (the entry of the journal), or notices for "slack", "pagerduty", "alertmanager" or
+        /// "cloudevents".
+        format: HookFormat = HookFormat::Raw,
+        /// Which entries they receive: "verdict", "decision", "job_ended", "finding", "health".
         on: Vec<String> = vec!["verdict".to_owned(), "decision".to_owned(), "job_ended".to_owned()],
         /// How long one of three attempts may take; a command is killed after that.
         deadline: Period = Period::seconds(10),
