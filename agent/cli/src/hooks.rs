@@ -16,7 +16,7 @@ use crate::{exit, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay hooks test
-  sudo -u mainstay mainstay hooks test --config agent.toml
+  sudo mainstay hooks test --config agent.toml
 
 Exit status: 0 delivered to all, 1 not to all, 3 there are no hooks, 64 the configuration is not valid.")]
 pub(super) struct Hooks {
