@@ -20,7 +20,7 @@ use mainstay_hang::RankSeen;
 use mainstay_model::entry::{Body, Entry, Fact, StepDone};
 use mainstay_model::id::{Attempt, BootId, Rank};
 use mainstay_health::parse::log::LogReader;
-use mainstay_model::time::{Mono, Stamp, Wall};
+use mainstay_model::time::{Mono, Span, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_checkpoint::archive;
 use mainstay_checkpoint::inventory::{Copy, Medium, Shard, StepKey};

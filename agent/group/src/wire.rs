@@ -306,6 +306,7 @@ mod tests {
     use mainstay_hang::{Count, Probe, RankSample};
     use mainstay_model::entry::{Fact, StepDone};
     use mainstay_model::id::Rank;
+    use mainstay_model::time::Span;
     use mainstay_recovery::protocol::{ProbeResult, StopWhy};
 
     fn written(message: &impl Message) -> Vec<u8> {

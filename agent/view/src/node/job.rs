@@ -249,6 +249,7 @@ mod tests {
     use super::*;
     use mainstay_model::entry::ExitStatus;
     use mainstay_model::id::Pid;
+    use mainstay_model::time::Span;
 
     fn exited(rank: u32, step: Option<u64>) -> Fact {
         Fact::RankExited {
