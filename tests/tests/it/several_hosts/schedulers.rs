@@ -162,6 +162,11 @@ fn the_health_check_and_the_prolog_for_slurm_drain_a_node_that_fails_and_resume_
         let output = slurm.run(&format!("scontrol --oneliner show node node{number}"));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
+    // A job on the node that is drained.
+    let end = slurm.file("end");
+    let wait = format!("touch $MARKS/job; until [ -e {} ]; do sleep 0.1; done", end.display());
+    let job = slurm.spawn(&format!("exec srun --nodes 1 --nodelist node2 sh -c '{wait}'"));
+    processes::wait_until("the job runs", || slurm.stage().marks().join("job").exists());
     std::fs::write(slurm.file("broken"), "").expect("a file");
     let reason =
         || node(2).split_once("Reason=[node_problem] mainstay:").map(|(_, reason)| reason.to_owned());
@@ -179,10 +184,18 @@ fn the_health_check_and_the_prolog_for_slurm_drain_a_node_that_fails_and_resume_
     assert!(reason().is_some_and(|reason| Some(reason) != before), "{}", node(2));
     assert!(slurm.run("scontrol update nodename=node1 state=drain reason=by-hand").status.success());
     std::fs::remove_file(slurm.file("broken")).expect("our own file");
+    let checks = |of: u32| {
+        let runs = || std::fs::read(slurm.file(&format!("ran.node{of}"))).map_or(0, |lines| lines.len());
+        let before = runs();
+        processes::wait_until("two more checks", || runs() >= before + 2);
+    };
+    checks(2);
+    assert!(node(2).contains("DRAIN"), "it has a job, which the probes would disturb: {}", node(2));
+    std::fs::write(end, "").expect("a file");
+    let output = job.wait_with_output().expect("our own child");
+    assert!(output.status.success(), "{}", printed(&output));
     processes::wait_until("node2 is resumed", || !node(2).contains("DRAIN"));
-    let runs = || std::fs::read(slurm.file("ran.node1")).map_or(0, |lines| lines.len());
-    let before = runs();
-    processes::wait_until("two more checks of node1", || runs() >= before + 2);
+    checks(1);
     assert!(node(1).contains("Reason=by-hand"), "{}", node(1));
 }
 
