@@ -153,6 +153,9 @@ fn what_is_required_and_not_there_fails() {
 fn node_problem_detector_gets_a_short_line_and_its_statuses() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/npd/mainstay.json");
     let plugin: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    // node-problem-detector refuses a rule without its condition. It must not report a healthy node before the first check.
+    assert_eq!(plugin["rules"][0]["condition"], plugin["conditions"][0]["type"]);
+    assert_eq!(plugin["pluginConfig"]["skip_initial_status"], true);
     let arguments = plugin["rules"][0]["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
     let options: Vec<&str> = arguments.skip(1).collect();
     let options = format!("{} --alone --group gpu", options.join(" "));
