@@ -181,7 +181,7 @@ fn print_result(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow:
 
 /// A connection to the agent: the first socket that answers.
 async fn connect(ask: &Ask) -> anyhow::Result<Client> {
-    let found = find(ask);
+    let found = find(ask.socket.as_deref());
     let mut last = None;
     for place in found.places.iter().filter(|place| place.job.is_none()) {
         match Client::connect(&place.socket).await {

@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     ];
     findings.push(etcd());
     findings.extend(container());
-    let found = find(&args.ask);
+    let found = find(args.ask.socket.as_deref());
     let agent = found.places.iter().find(|place| place.job.is_none());
     findings.extend(found.places.iter().map(|place| Finding {
         what: if place.job.is_none() { "agent socket" } else { "launcher socket" },

@@ -12,7 +12,8 @@ use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
 use serde_json::json;
 
 use super::client::{AskError, Client};
-use super::find::{Ask, JobName, SocketAt, find};
+use super::find::{AskAny, JobName, SocketAt, find};
+use super::is_given;
 use super::output::{self, Paint, clean};
 use super::when::When;
 use super::{exit, status};
@@ -39,7 +40,7 @@ const LONGEST_REST: Duration = Duration::from_secs(5);
 Exit status: 0 shown, 3 nothing answers, there is no such job or the journal cannot be read, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
-    ask: Ask,
+    ask: AskAny,
     /// Also show each new event, through restarts of the server
     #[arg(long, short, conflicts_with = "journal")]
     follow: bool,
@@ -119,12 +120,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let teller = Teller { json: args.ask.json, paint: Paint::for_stdout(), between: (from, until) };
     let filter = args.filter();
     if let Some(dir) = &args.journal {
-        // MAINSTAY_SOCKET in the environment is for commands that need a server; on the command line --socket is a
-        // mistake.
-        if std::env::args().any(|argument| argument == "--socket" || argument.starts_with("--socket=")) {
-            output::note(
-                "error: --journal and --socket exclude each other: a journal is read without a server",
-            );
+        // Variables in the environment are for commands that need a server; on the command line the option is a mistake.
+        if let Some(option) = ["--socket", "--host"].into_iter().find(|option| is_given(option)) {
+            output::note(&format!(
+                "error: --journal and {option} exclude each other: a journal is read without a server"
+            ));
             return Ok(ExitCode::from(exit::USAGE));
         }
         let is_known = from_directory(dir.clone(), &args, &filter, teller)?;
@@ -341,7 +341,7 @@ impl Watch {
 /// The server to ask: the host's agent if it answers (and knows the job, if one is given), else the launcher of the
 /// job, else the only launcher. Each has its own journal, so one is chosen.
 async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
-    let found = find(&args.ask);
+    let found = find(args.ask.server.named());
     let mut answering = Vec::new();
     for place in &found.places {
         match Client::connect(&place.socket).await {

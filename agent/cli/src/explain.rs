@@ -20,7 +20,7 @@ use mainstay_view::incident_report::{self, IncidentReport, Options};
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::find::{Ask, find};
+use super::find::{Server, find};
 use super::secrets::Secrets;
 use super::{exit, output};
 
@@ -57,16 +57,15 @@ pub(super) struct Args {
     /// Print Markdown
     #[arg(long)]
     markdown: bool,
-    /// Ask the server on this socket
-    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     secrets: Secrets,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let named = args.what.as_deref().and_then(Path::to_str);
-    if let Some(what) = named.filter(|what| args.socket.is_some() || !is_run(what)) {
+    if let Some(what) = named.filter(|what| args.server.named().is_some() || !is_run(what)) {
         if let Some(text) = reported(&args, what).await? {
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
@@ -89,14 +88,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// What the servers of this host report on a component, an event, a code or the last failure of a job, as text. `None`
 /// if they do not know it.
-pub(super) async fn text(socket: Option<PathBuf>, what: &str) -> anyhow::Result<Option<String>> {
+pub(super) async fn text(server: Server, what: &str) -> anyhow::Result<Option<String>> {
     let args = Args {
         what: None,
         incident: None,
         all: false,
         json: false,
         markdown: false,
-        socket,
+        server,
         secrets: Secrets::default(),
     };
     reported(&args, what).await
@@ -117,7 +116,7 @@ async fn reported(args: &Args, what: &str) -> anyhow::Result<Option<String>> {
 /// The directory of a job that a server knows but of which it knows no failure; empty if the caller may not read
 /// it.
 async fn run_dir_of(args: &Args, job: &str) -> Option<PathBuf> {
-    let found = find(&Ask { socket: args.socket.clone(), json: false });
+    let found = find(args.server.named());
     for place in found.places {
         let Ok(client) = Client::connect(&place.socket).await else { continue };
         let Ok(snapshot) = client.snapshot().await else { continue };
@@ -136,7 +135,7 @@ fn no_failure(incident: Option<u64>) -> String {
 async fn ask(args: &Args, what: &str) -> anyhow::Result<Option<Report>> {
     let failure = FailureTarget { job: what.to_owned(), incident: args.incident };
     let (of_host, of_job) = (target(what), Target::Failure(failure));
-    let found = find(&Ask { socket: args.socket.clone(), json: false });
+    let found = find(args.server.named());
     // The launcher knows most about its job; the agent's copy outlives it.
     let (agents, launchers): (Vec<_>, Vec<_>) = found.places.iter().partition(|place| place.job.is_none());
     let of_host = agents.iter().map(|place| (place, &of_host));

@@ -1,19 +1,77 @@
 //! Where servers may be: the agent's default sockets, and the launchers' next to the pages of their jobs.
 
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mainstay_app::default_paths;
+use tonic::codegen::http::uri::Authority;
 
-/// Options of commands that ask a server.
+/// The port of an agent that is asked over TCP, if none is given: that of the example of `listen`.
+const DEFAULT_PORT: u16 = 7130;
+
+/// Options of commands that ask a server of this host.
 #[derive(Debug, clap::Args)]
 pub(super) struct Ask {
-    /// Ask the server on this socket, or an agent over TCP (http://HOST:PORT), and no other
+    /// Ask the server on this socket, and no other
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     pub(super) socket: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Options of commands that also ask the agent of another host.
+#[derive(Debug, clap::Args)]
+pub(super) struct AskAny {
+    #[command(flatten)]
+    pub(super) server: Server,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// The server to ask, where it is not found by itself.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Server {
+    /// Ask the server on this socket, and no other
+    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET", conflicts_with = "host")]
+    socket: Option<PathBuf>,
+    /// Ask the agent of this host over TCP, and no other; port 7130 if none is given
+    #[arg(long, value_name = "HOST[:PORT]", env = "MAINSTAY_HOST", value_parser = agent_over_tcp)]
+    host: Option<PathBuf>,
+}
+
+impl Server {
+    /// Its socket, or `http://HOST:PORT` or `https://HOST:PORT`.
+    pub(super) fn named(&self) -> Option<&Path> {
+        self.host.as_deref().or(self.socket.as_deref())
+    }
+}
+
+/// `HOST` or `HOST:PORT` as `https://HOST:PORT`, or `http://` for loopback: only there an agent listens without TLS.
+pub(super) fn agent_over_tcp(text: &str) -> Result<PathBuf, String> {
+    let wrong = || "write HOST or HOST:PORT".to_owned();
+    let address: Authority = text.parse().map_err(|_| wrong())?;
+    let host = address.host();
+    let port = match address.as_str().strip_prefix(host) {
+        Some("") => Some(DEFAULT_PORT),
+        Some(_) => address.port_u16(),
+        // USER@HOST
+        None => None,
+    };
+    match port {
+        Some(port) if !host.is_empty() => {
+            let scheme = if is_loopback(host) { "http" } else { "https" };
+            Ok(format!("{scheme}://{host}:{port}").into())
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// The job that a command is about, in either of two forms.
@@ -49,11 +107,11 @@ pub(super) struct SocketSearch {
     pub(super) looked_at: Vec<String>,
 }
 
-/// Searches the default places of this user, or uses the named socket.
-pub(super) fn find(ask: &Ask) -> SocketSearch {
-    if let Some(socket) = &ask.socket {
+/// Searches the default places of this user, or uses the named server.
+pub(super) fn find(named: Option<&Path>) -> SocketSearch {
+    if let Some(socket) = named {
         return SocketSearch {
-            places: vec![SocketAt { socket: socket.clone(), job: None }],
+            places: vec![SocketAt { socket: socket.to_owned(), job: None }],
             looked_at: vec![socket.display().to_string()],
         };
     }
@@ -102,6 +160,28 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn the_agent_of_another_host_has_a_default_port() {
+        let address = |text: &str| agent_over_tcp(text).ok().map(|path| path.display().to_string());
+        for (text, expected) in [
+            ("node-7", "https://node-7:7130"),
+            ("node-7:9400", "https://node-7:9400"),
+            ("10.0.0.7", "https://10.0.0.7:7130"),
+            ("[fe80::1]", "https://[fe80::1]:7130"),
+            ("[fe80::1]:9400", "https://[fe80::1]:9400"),
+            ("localhost", "http://localhost:7130"),
+            ("127.0.0.1:9400", "http://127.0.0.1:9400"),
+            ("[::1]", "http://[::1]:7130"),
+        ] {
+            assert_eq!(address(text).as_deref(), Some(expected), "{text}");
+        }
+        for wrong in
+            ["", ":7130", "node-7:", "node-7:x", "node-7:70000", "fe80::1", "a/b", "http://node-7", "a b"]
+        {
+            assert_eq!(address(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn a_search_reports_where_it_looked_and_what_it_found() {

@@ -29,7 +29,7 @@ use launches::{Launches, Run};
   mainstay goodput --since 7d --by host --price 2.5     with the price of a device for an hour
   mainstay goodput --csv > goodput.csv
   mainstay goodput --journal /var/lib/mainstay/journal  all jobs of a host, from its agent's journal
-  mainstay goodput --socket http://node-7:9400          the jobs that an agent knows
+  mainstay goodput --host node-7                        the jobs that an agent knows
   mainstay goodput exp-7 --ml-goodput > exp-7.jsonl     for Google's calculator
 
 Exit status: 0 shown, 3 there is no such job, or nothing answers, 64 the command line was not understood.")]
@@ -38,10 +38,10 @@ pub(super) struct Args {
     #[arg(value_name = "JOB")]
     jobs: Vec<String>,
     /// Only the time since then: how long ago (24h, 7d), or a time (2026-11-29T12:00)
-    #[arg(long, value_name = "TIME", conflicts_with = "socket")]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["socket", "host"])]
     since: Option<When>,
     /// Only the time until then
-    #[arg(long, value_name = "TIME", conflicts_with = "socket")]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["socket", "host"])]
     until: Option<When>,
     /// Show what was lost in groups
     #[arg(long, value_enum)]
@@ -50,14 +50,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = price)]
     price: Option<f64>,
     /// Read the run directories in this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["journal", "socket"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["journal", "socket", "host"])]
     log_dir: Option<PathBuf>,
     /// Read the journal in this directory, with all its jobs
-    #[arg(long, value_name = "DIR", conflicts_with = "socket")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["socket", "host"])]
     journal: Option<PathBuf>,
-    /// Ask the server on this socket, or an agent over TCP (http://HOST:PORT)
-    #[arg(long, value_name = "PATH")]
+    /// Ask the server on this socket
+    #[arg(long, value_name = "PATH", conflicts_with = "host")]
     socket: Option<PathBuf>,
+    /// Ask the agent of this host over TCP; port 7130 if none is given
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = agent_over_tcp)]
+    host: Option<PathBuf>,
     /// Print JSON
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -65,7 +68,7 @@ pub(super) struct Args {
     #[arg(long)]
     csv: bool,
     /// Print the log that Google's ml-goodput-measurement would have written, one JSON object per line
-    #[arg(long, conflicts_with_all = ["json", "csv", "by", "price", "socket", "since", "until"])]
+    #[arg(long, conflicts_with_all = ["json", "csv", "by", "price", "socket", "host", "since", "until"])]
     ml_goodput: bool,
     /// Show what ml-goodput-measurement shows of a log that it wrote, and nothing else
     #[arg(long, value_name = "FILE", exclusive = true)]
@@ -96,7 +99,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         output::note("error: --since is not before --until");
         return Ok(ExitCode::from(exit::USAGE));
     }
-    let mut accounts = match &args.socket {
+    let mut accounts = match args.host.as_ref().or(args.socket.as_ref()) {
         Some(socket) => of_server(socket, &args.jobs).await?,
         None if args.ml_goodput => {
             for run in chosen_runs(&args)? {

@@ -9,7 +9,7 @@ use mainstay_proto::v1::{Device, HealthState, ListDevicesResponse, RecommendedAc
 use serde_json::{Value, json};
 
 use super::client::{AskError, Client};
-use super::find::{Ask, find};
+use super::find::{AskAny, find};
 use super::output::{self, Paint, aligned, clean};
 use super::{exit, order, status};
 
@@ -24,7 +24,7 @@ Exit status: 0 all are healthy, 1 one is degraded, 2 one is unhealthy, 3 no agen
 or the state of one is unknown, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
-    ask: Ask,
+    ask: AskAny,
     #[command(subcommand)]
     order: Option<Order>,
 }
@@ -62,7 +62,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Order::Reset(args)) = args.order {
         return reset(args).await;
     }
-    let found = find(&args.ask);
+    let found = find(args.ask.server.named());
     let mut problem = None;
     for place in &found.places {
         match ask(&place.socket).await {

@@ -42,7 +42,7 @@ mod torchrun;
 mod version;
 mod when;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -219,21 +219,41 @@ pub fn command_line() -> clap::Command {
     Cli::command()
 }
 
-/// An empty environment variable counts as unset: templates of containers and units set variables without a value.
+/// Whether an option with a value is on the command line.
+fn is_given(option: &str) -> bool {
+    let with_value = |argument: &str| argument.strip_prefix(option).is_some_and(|rest| rest.starts_with('='));
+    std::env::args_os()
+        .filter_map(|argument| argument.into_string().ok())
+        .any(|one| one == option || with_value(&one))
+}
+
 fn parsed(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
-    let line = without_empty_variables(command_line());
+    let line = with_the_variables_that_count(command_line());
     Cli::from_arg_matches(&line.try_get_matches_from(arguments)?)
         .map_err(|error| error.format(&mut command_line()))
 }
 
-fn without_empty_variables(command: clap::Command) -> clap::Command {
-    let is_empty = |option: &clap::Arg| {
-        let value = option.get_env().and_then(std::env::var_os);
-        value.is_some_and(|value| value.is_empty())
+/// An empty environment variable counts as unset: templates of containers and units set variables without a value.
+/// Where a server can be named in two ways, an option counts more than the variable of the other, and a host more than a
+/// socket, which is set for `mainstay run` too.
+fn with_the_variables_that_count(command: clap::Command) -> clap::Command {
+    let value = |variable: &OsStr| std::env::var_os(variable);
+    let takes_host =
+        command.get_arguments().any(|option| option.get_id() == "host" && option.get_env().is_some());
+    let names_host = is_given("--host")
+        || (!is_given("--socket") && value("MAINSTAY_HOST".as_ref()).is_some_and(|value| !value.is_empty()));
+    let is_ignored = |option: &clap::Arg| {
+        let is_second = takes_host
+            && match option.get_id().as_str() {
+                "socket" => names_host,
+                "host" => is_given("--socket"),
+                _ => false,
+            };
+        is_second || option.get_env().and_then(value).is_some_and(|value| value.is_empty())
     };
     command
-        .mut_args(|option| if is_empty(&option) { option.env(None::<&str>) } else { option })
-        .mut_subcommands(without_empty_variables)
+        .mut_args(|option| if is_ignored(&option) { option.env(None::<&str>) } else { option })
+        .mut_subcommands(with_the_variables_that_count)
 }
 
 fn answer_of_clap(answer: &clap::Error) -> ExitCode {

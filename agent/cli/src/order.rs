@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::client::{AskError, Client};
-use super::find::{Ask, SocketAt, find};
+use super::find::{SocketAt, find};
 use super::{exit, output};
 
 /// The agent of this host: the first socket that answers, or the named one.
 pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
-    let found = find(&Ask { socket, json: false });
+    let found = find(socket.as_deref());
     let agents = found.places.iter().filter(|place| place.job.is_none());
     let (answering, why) = answering(agents, 1).await;
     match answering.into_iter().next() {
@@ -21,7 +21,7 @@ pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
 /// The launcher of the job that is meant: the one on this socket, the one with this name, or the only one.
 pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Result<Client, AskError> {
     let named = socket.is_some();
-    let found = find(&Ask { socket, json: false });
+    let found = find(socket.as_deref());
     let is_meant = |place: &&SocketAt| {
         named || place.job.as_deref().is_some_and(|name| job.is_none_or(|wanted| name == wanted))
     };

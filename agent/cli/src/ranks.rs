@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::answer::is_over;
 use super::exit;
-use super::find::{Ask, JobName, find};
+use super::find::{AskAny, JobName, find};
 use super::output::{self, Paint, aligned, clean, shortened, spoken};
 use super::status::{ask_all, nothing_answers, reported_once};
 
@@ -39,7 +39,7 @@ pub(super) struct Args {
     #[command(flatten)]
     job: JobName,
     #[command(flatten)]
-    ask: Ask,
+    ask: AskAny,
     /// Show it again every second until interrupted
     #[arg(long, visible_alias = "follow", conflicts_with = "json")]
     watch: bool,
@@ -50,7 +50,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     loop {
-        let found = find(&args.ask);
+        let found = find(args.ask.server.named());
         let mut answers = ask_all(found.places.clone()).await;
         reported_once(&mut answers);
         let jobs: Vec<Job> = answers

@@ -46,7 +46,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut answers = ask_all(find(&args.ask).places).await;
+    let mut answers = ask_all(find(args.ask.socket.as_deref()).places).await;
     reported_once(&mut answers);
     let snapshots = answers.into_iter().filter_map(|answer| answer.result.ok());
     let jobs = snapshots.flat_map(|snapshot| {

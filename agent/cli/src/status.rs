@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{ServerReply, is_over};
 use super::client::{AskError, Client};
-use super::find::{Ask, JobName, SocketAt, SocketSearch, find};
+use super::find::{AskAny, JobName, SocketAt, SocketSearch, find};
 use super::output::{self, Paint};
 use super::screen::Shown;
 use super::{exit, screen};
@@ -27,7 +27,7 @@ Exit status: 0 healthy, 1 degraded or a job recovers, 2 unhealthy or the job ask
 3 nothing answers or the state is unknown, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
-    ask: Ask,
+    ask: AskAny,
     #[command(flatten)]
     job: JobName,
     /// Show each rank, however many there are, and the jobs that are over
@@ -36,7 +36,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let found = find(&args.ask);
+    let found = find(args.ask.server.named());
     let mut answers = ask_all(found.places.clone()).await;
     reported_once(&mut answers);
     if let Some(job) = args.job.get() {

@@ -6,7 +6,6 @@ mod screen;
 mod tests;
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use tokio::time::MissedTickBehavior;
 use self::screen::{SILENCE_FOR, Top, Wish};
 use super::answer::ServerReply;
 use super::client::Client;
-use super::find::{Ask, find};
+use super::find::{Server, find};
 use super::output::{self, Paint};
 use super::status::ask_all;
 use super::{exit, explain, gpus, order, stacks};
@@ -33,16 +32,15 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Follow the host, its jobs and their ranks on one screen; explain, take stacks, silence and restart by a key
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  mainstay top                                  everything that answers on this host
-  mainstay top --socket http://node-17:17130    the agent of another host
+  mainstay top                         everything that answers on this host
+  mainstay top --host node-17:17130    the agent of another host
 
 Keys: arrows select a job or a component; Enter explains it, t takes the stacks of the job's ranks, d shows the
 devices, s silences the component for an hour, r restarts the job (asked twice), q quits.
 Exit status: 0 quit, 3 the terminal was lost, 64 the output is no terminal.")]
 pub(super) struct Args {
-    /// Ask the server on this socket, or an agent over TCP (http://HOST:PORT), and no other
-    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
-    socket: Option<PathBuf>,
+    #[command(flatten)]
+    server: Server,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -51,7 +49,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(exit::USAGE));
     }
     let mut terminal = ratatui::try_init().context("preparing the terminal")?;
-    let result = follow(&mut terminal, &args.socket).await;
+    let result = follow(&mut terminal, &args.server).await;
     ratatui::restore();
     result.map(|()| ExitCode::SUCCESS)
 }
@@ -64,7 +62,7 @@ enum Done {
     Note(String),
 }
 
-async fn follow(terminal: &mut DefaultTerminal, socket: &Option<PathBuf>) -> anyhow::Result<()> {
+async fn follow(terminal: &mut DefaultTerminal, server: &Server) -> anyhow::Result<()> {
     let mut top = Top::new(Paint::for_stdout());
     let mut events = terminal_events();
     let (mut asking, mut acting) = (JoinSet::new(), JoinSet::new());
@@ -75,7 +73,7 @@ async fn follow(terminal: &mut DefaultTerminal, socket: &Option<PathBuf>) -> any
         terminal.draw(|frame| top.draw(frame.area(), frame.buffer_mut())).context("drawing")?;
         tokio::select! {
             _ = refresh.tick(), if asking.is_empty() => {
-                asking.spawn(ask(socket.clone()));
+                asking.spawn(ask(server.clone()));
             }
             Some(answered) = asking.join_next() => {
                 let (answers, devices) = answered.context("asking the servers")?;
@@ -89,7 +87,7 @@ async fn follow(terminal: &mut DefaultTerminal, socket: &Option<PathBuf>) -> any
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => match top.key(key) {
                     Some(Wish::Quit) => return Ok(()),
                     Some(wish) => {
-                        acting.spawn(act(socket.clone(), wish));
+                        acting.spawn(act(server.clone(), wish));
                     }
                     None => {}
                 },
@@ -116,8 +114,8 @@ fn terminal_events() -> mpsc::UnboundedReceiver<Event> {
     receiver
 }
 
-async fn ask(socket: Option<PathBuf>) -> (Vec<ServerReply>, Vec<Device>) {
-    let answers = ask_all(find(&Ask { socket, json: false }).places).await;
+async fn ask(server: Server) -> (Vec<ServerReply>, Vec<Device>) {
+    let answers = ask_all(find(server.named()).places).await;
     let mut devices = Vec::new();
     // Launchers have none, and earlier servers do not know the question.
     for answer in answers.iter().filter(|answer| answer.place.job.is_none() && answer.result.is_ok()) {
@@ -130,11 +128,11 @@ async fn ask(socket: Option<PathBuf>) -> (Vec<ServerReply>, Vec<Device>) {
     (answers, devices)
 }
 
-async fn act(socket: Option<PathBuf>, wish: Wish) -> Done {
+async fn act(server: Server, wish: Wish) -> Done {
     let failed = |error: anyhow::Error| Done::Note(format!("error: {}", output::in_full(&error)));
     match wish {
         Wish::Quit => Done::Note(String::new()),
-        Wish::Explain(what) => match explain::text(socket, &what).await {
+        Wish::Explain(what) => match explain::text(server, &what).await {
             Ok(Some(text)) => Done::Text(what, text),
             Ok(None) => Done::Note(format!("{what}: there is nothing to explain")),
             Err(error) => failed(error),

@@ -182,9 +182,27 @@ async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     let json = run(&mut ask(&["exp-9", "--json"])).await;
     let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
     assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
-    let over_tcp = format!("http://{}", server.grpc);
-    let over_tcp = run(mainstay(dir.path()).args(["explain", "exp-9", "--socket", &over_tcp])).await;
-    assert_eq!(stdout(&over_tcp), stdout(&reported), "{}", stderr(&over_tcp));
+    // An option counts more than a variable, and the variable of the host more than that of the socket.
+    let (at, nowhere) = (server.grpc.to_string(), "127.0.0.1:1");
+    let explain = |words: &[&str], host: &str| {
+        let mut command = mainstay(dir.path());
+        command
+            .args(["explain", "exp-9"])
+            .args(words)
+            .env("MAINSTAY_SOCKET", "/nowhere")
+            .env("MAINSTAY_HOST", host);
+        command
+    };
+    let socket = server.socket.to_str().unwrap();
+    for (words, host) in
+        [(&["--host", &at][..], nowhere), (&[][..], &at), (&["--socket", socket][..], nowhere)]
+    {
+        let shown = run(&mut explain(words, host)).await;
+        assert_eq!(stdout(&shown), stdout(&reported), "{words:?}: {}", stderr(&shown));
+    }
+    for words in [&["--host", "a/b"][..], &["--host", &at, "--socket", socket][..]] {
+        assert_eq!(run(&mut explain(words, nowhere)).await.status.code(), Some(64), "{words:?}");
+    }
     // No server knows the second failure or the other job.
     assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
     let unknown = run(&mut ask(&["exp-1"])).await;

@@ -226,14 +226,14 @@ async fn a_server_has_the_books_of_its_jobs_also_over_tcp() {
     let mut server = Server::start(dir.path()).await;
     server.job("demo");
     server.record(72, Some("demo"), progress(61));
-    let tcp = format!("http://{}", server.grpc);
-    for socket in [server.socket.to_str().unwrap(), &tcp] {
-        let shown = books(dir.path(), &["demo", "--socket", socket]).await;
+    let tcp = server.grpc.to_string();
+    for (option, place) in [("--socket", server.socket.to_str().unwrap()), ("--host", &tcp)] {
+        let shown = books(dir.path(), &["demo", option, place]).await;
         // The clock of the server is at 100 s, and the job began at 10 s.
         assert_eq!(whole(&shown["total"]["wall_seconds"]), 90);
-        let limited = goodput(dir.path(), &["--socket", socket, "--since", "1h"]).await;
+        let limited = goodput(dir.path(), &[option, place, "--since", "1h"]).await;
         assert_eq!(limited.status.code(), Some(64));
-        assert_eq!(goodput(dir.path(), &["nope", "--socket", socket]).await.status.code(), Some(3));
+        assert_eq!(goodput(dir.path(), &["nope", option, place]).await.status.code(), Some(3));
     }
     server.stop().await;
 }
@@ -250,7 +250,7 @@ async fn the_commands_of_the_page_work() {
     let commands: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
     assert!(commands.len() > 6);
     // An agent of this host or of another one is not here.
-    let has_no_agent = |line: &&str| !line.contains("/var/lib") && !line.contains("http://");
+    let has_no_agent = |line: &&str| !line.contains("/var/lib") && !line.contains("--host");
     for line in commands.into_iter().filter(has_no_agent) {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", &line.replace("JOB", "exp")]).current_dir(home.path()).env_clear();

@@ -36,7 +36,7 @@ pub(super) struct CheckResults {
 pub(super) async fn watched(args: &Args, groups: &[Group]) -> CheckResults {
     let mut silent = Vec::new();
     if !args.alone {
-        let agents = find(&args.ask).places.into_iter().filter(|place| place.job.is_none());
+        let agents = find(args.ask.socket.as_deref()).places.into_iter().filter(|place| place.job.is_none());
         for place in agents {
             match ask(&place.socket, args, groups).await {
                 Ok(checks) => {
