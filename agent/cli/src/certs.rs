@@ -111,6 +111,7 @@ fn issue<'n>(dir: &Path, name: &str, hosts: impl Iterator<Item = &'n str>, days:
     {
         bail!("{name:?}: a name has letters, digits, `.`, `_` and `-`, and is not {AUTHORITY:?}");
     }
+    let is_of_host = |letter: char| letter.is_ascii_alphanumeric() || "._-*".contains(letter);
     let read = |ending| {
         let path = file(dir, AUTHORITY, ending);
         std::fs::read_to_string(&path)
@@ -124,6 +125,9 @@ fn issue<'n>(dir: &Path, name: &str, hosts: impl Iterator<Item = &'n str>, days:
     for host in hosts {
         let san = match host.parse::<IpAddr>() {
             Ok(address) => SanType::IpAddress(address),
+            Err(_) if host.is_empty() || !host.chars().all(is_of_host) => {
+                bail!("--host {host:?}: write the name of a host or an address")
+            }
             Err(_) => SanType::DnsName(host.try_into().with_context(|| format!("--host {host:?}"))?),
         };
         if !params.subject_alt_names.contains(&san) {
