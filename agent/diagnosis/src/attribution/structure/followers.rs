@@ -11,7 +11,7 @@ use crate::attribution::vote::Vote;
 const KILLED: [&str; 4] = ["exit.minus9", "exit.any_kill", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences when one of these signatures is present too.
-const FOLLOWS: [(&str, &[&str]); 12] = [
+const FOLLOWS: [(&str, &[&str]); 13] = [
     ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
     ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
     // A program that hangs in a collective had what it needed: something missing is a side issue, such as a monitor.
@@ -29,6 +29,8 @@ const FOLLOWS: [(&str, &[&str]); 12] = [
     ("k8s.unschedulable", &["container.device_plugin"]),
     // A filesystem breaks when its disk does.
     ("storage.filesystem_error", &["storage.disk_kernel"]),
+    // A card without its library cannot be opened.
+    ("nccl.ib_open", &["net.verbs_library"]),
     // What was not received completely is not what was expected.
     ("data.arrow", &["storage.transfer"]),
     // Found by a rank that retries after another fault.

@@ -41,6 +41,9 @@ const INNER_PARTS: [&str; 11] = [
     "/megatron/core/pipeline_parallel/",
 ];
 
+/// Log-odds of a library that does not implement something. A setting may avoid it.
+const NOT_IMPLEMENTED_LOG_ODDS: f64 = 2.2;
+
 /// Log-odds of an installed library that uses a name which it does not define: no program can fix that.
 const UNDEFINED_NAME_LOG_ODDS: f64 = 6.0;
 
@@ -186,6 +189,16 @@ fn of_platform(id: &str, meaning: String, log_odds: f64, (source, exception): (u
     vote(id, meaning, (Class::SoftwarePlatform, log_odds), spots, "frames")
 }
 
+/// What an installed library says that it does not implement. A method that the program should have is another matter.
+pub(super) fn not_implemented(evidence: &Evidence) -> Option<Vote> {
+    let (source, exception, _) = framed(evidence).find(|(_, exception, frame)| {
+        let (_, message) = exception.spot.text.split_once("NotImplementedError:").unwrap_or_default();
+        frame.path.contains("-packages/") && !message.trim().is_empty() && !message.contains("forward")
+    })?;
+    let meaning = "an installed library does not implement what is asked of it here".to_owned();
+    Some(of_platform("frame.not_implemented", meaning, NOT_IMPLEMENTED_LOG_ODDS, (source, exception)))
+}
+
 /// A missing attribute, argument or name that an installed library uses. If the program used it, the innermost frame would be the
 /// program's.
 pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
@@ -252,8 +265,8 @@ fn slips(exception: &Exception) -> bool {
 
 /// Where an installed library calls another in a way that it does not allow, the program did not make the call.
 pub fn fold_calls_of_libraries(votes: &mut [Vote]) {
-    let calls =
-        votes.iter().filter(|vote| matches!(vote.id.as_str(), "frame.between_libraries" | "frame.own_state"));
+    const CALLS: [&str; 3] = ["frame.between_libraries", "frame.own_state", "frame.not_implemented"];
+    let calls = votes.iter().filter(|vote| CALLS.contains(&vote.id.as_str()));
     let lines: BTreeSet<(usize, u64)> = calls.flat_map(Vote::lines).collect();
     for vote in votes.iter_mut().filter(|vote| vote.class.domain() == FaultDomain::User) {
         if vote.lines().any(|line| lines.contains(&line)) {
@@ -386,6 +399,18 @@ mod tests {
         );
         let asked = judged(&raised(": heads must be even"));
         assert_eq!(asked.class, Class::UserConfig);
+    }
+
+    #[test]
+    fn what_a_library_does_not_implement_is_none_of_the_program() {
+        let raised = |path: &str, message: &str| {
+            judged(&format!("  File \"{path}\", line 31, in run\n    op(x)\nNotImplementedError{message}\n"))
+                .class
+        };
+        let library = "/v/lib/python3.11/site-packages/acme/ops.py";
+        assert_eq!(raised(library, ": no kernel for float8 on this device"), Class::SoftwarePlatform);
+        assert_eq!(raised("/home/a/ops.py", ": no kernel for float8 on this device"), Class::UserCode);
+        assert_eq!(raised(library, ": Net lacks the required forward function"), Class::UserCode);
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         .chain(frames::between_libraries(evidence))
         .chain(frames::in_compiler(evidence))
         .chain(frames::own_state(evidence))
+        .chain(frames::not_implemented(evidence))
         .chain(frames::in_launcher(evidence))
         .chain(http_frames::gave_up(evidence))
         .collect()
