@@ -130,7 +130,7 @@ impl About {
     }
 }
 
-/// The parts of the host that a failed attempt used, and those that only others use.
+/// The parts of the host that a failed attempt used.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptScope {
     /// When the attempt started. What programs did before is not of this attempt.
@@ -141,19 +141,24 @@ pub struct AttemptScope {
     pub control_group: Option<String>,
     /// Ranks of other jobs, and those that this job has started since it failed.
     pub other_processes: BTreeSet<Pid>,
-    /// GPUs that only other jobs use.
-    pub other_gpus: BTreeSet<PciAddress>,
+    /// Its GPUs; none if those of a rank are unknown, and then every GPU of the host counts.
+    pub gpus: Option<BTreeSet<PciAddress>>,
 }
 
 impl AttemptScope {
     fn excludes_component(&self, name: &str) -> bool {
-        matches!(ComponentId::parse(name), ComponentId::Gpu(gpu) if self.other_gpus.contains(&gpu))
+        matches!(ComponentId::parse(name), ComponentId::Gpu(gpu) if !self.may_use(gpu))
+    }
+
+    /// Whether a rank uses this GPU, as far as is known.
+    fn may_use(&self, gpu: PciAddress) -> bool {
+        self.gpus.as_ref().is_none_or(|own| own.contains(&gpu))
     }
 
     /// Whether the line may be evidence about the attempt.
     fn includes(&self, line: &Line) -> bool {
         let of_others = line.pid.is_some_and(|pid| self.other_processes.contains(&pid))
-            || line.gpu.is_some_and(|gpu| self.other_gpus.contains(&gpu));
+            || line.gpu.is_some_and(|gpu| !self.may_use(gpu));
         let in_time = line.about == About::Machine || line.at >= self.began;
         let is_own = || line.about != About::Process || self.owns_process(line);
         !of_others && in_time && is_own()
@@ -344,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_other_jobs_is_ignored_and_a_switch_is_shared_by_all_jobs() {
+    fn a_gpu_that_no_rank_uses_is_ignored_and_a_switch_is_shared_by_all_jobs() {
         let mut log = EvidenceLog::default();
         (1..4).for_each(|n| log.take_in(seconds(n * 36_000), &xid(79)));
         let at = seconds(3 * 36_000 + 5);
@@ -352,8 +357,12 @@ mod tests {
             KernelReport { subject: Some("0000:3b:00".to_owned()), ..report(KernelClass::GpuOffBus, "off") };
         log.take_in(at, &Fact::KernelReport(off));
         let components = [unhealthy("gpu.0000:3b:00", at), unhealthy("nvswitch.3", at)];
-        let gpu = PciAddress::parse("0000:3b:00").expect("an address");
-        let elsewhere = AttemptScope { other_gpus: [gpu].into(), ..AttemptScope::default() };
+        let on = |gpu| {
+            let gpu = PciAddress::parse(gpu).expect("an address");
+            AttemptScope { gpus: Some([gpu].into()), ..AttemptScope::default() }
+        };
+        assert_eq!(log.report_evidence(at, &on("0000:3b:00"), &components).kernel_lines.len(), 2);
+        let elsewhere = on("0000:4c:00");
         let all = log.report_evidence(at, &AttemptScope::default(), &components);
         assert_eq!((all.kernel_lines.len(), all.unhealthy.len(), all.failed_before.len()), (2, 2, 1));
         let evidence = log.report_evidence(at, &elsewhere, &components);

@@ -99,7 +99,7 @@ impl Node {
                 .get(&session.job)
                 .and_then(|launcher| launcher.control_group.clone()),
             other_processes: BTreeSet::new(),
-            other_gpus: self.gpus.of_others(&session.job, &ranks),
+            gpus: self.gpus.of_job(&session.job, &ranks),
             processes: ranks,
         }
     }

@@ -112,9 +112,9 @@ impl Gpus {
         self.used.is_excluded(job, component)
     }
 
-    /// GPUs that only other jobs use, if the GPUs of these ranks are known.
-    pub(super) fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
-        self.used.of_others(job, ranks)
+    /// The GPUs of the job, if those of all these ranks are known.
+    pub(super) fn of_job(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> Option<BTreeSet<PciAddress>> {
+        self.used.of_job(job, ranks)
     }
 
     /// The job has ended.

@@ -66,16 +66,11 @@ impl GpuUse {
         self.excluded.get(job).is_some_and(|excluded| excluded.contains(&address))
     }
 
-    /// GPUs with other jobs and without this one, if all its `ranks` were seen on GPUs: their faults do not concern
-    /// this job. Empty if it is unknown which GPUs the job uses.
-    pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
-        let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
+    /// The GPUs on which the job was seen, if all its `ranks` were: faults of other GPUs do not concern this job.
+    pub fn of_job(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> Option<BTreeSet<PciAddress>> {
+        let own = self.jobs.get(job)?;
         let placed: BTreeSet<Pid> = own.values().flat_map(|users| &users.owners).copied().collect();
-        if ranks.is_empty() || !ranks.is_subset(&placed) {
-            return BTreeSet::new();
-        }
-        let others = self.jobs.iter().filter(|(other, _)| *other != job).flat_map(|(_, gpus)| gpus.keys());
-        others.filter(|address| !own.contains_key(address)).copied().collect()
+        (!ranks.is_empty() && ranks.is_subset(&placed)).then(|| own.keys().copied().collect())
     }
 
     /// Forgets a job that is over.
@@ -209,27 +204,24 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_belongs_to_another_job_only_if_all_ranks_of_this_one_are_placed() {
+    fn the_gpus_of_a_job_are_known_once_all_its_ranks_are_placed() {
         let (job, other) = (JobId("a".into()), JobId("b".into()));
-        let (first, second, third) = (gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0));
-        let all = [first.clone(), second.clone(), third.clone()];
-        let of_others = |used: &GpuUse, ranks: &[i32]| {
+        let all = [gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0)];
+        let of_job = |used: &GpuUse, ranks: &[i32]| {
             let ranks = ranks.iter().map(|pid| Pid(*pid)).collect();
-            used.of_others(&job, &ranks).iter().map(PciAddress::to_string).collect::<Vec<_>>()
+            let gpus = used.of_job(&job, &ranks)?;
+            Some(gpus.iter().map(PciAddress::to_string).collect::<Vec<_>>())
         };
         let mut used = GpuUse::default();
+        assert_eq!(of_job(&used, &[7, 8]), None);
         used.see(&job, &ranks(&[7, 8]), &all);
-        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new(), "nobody was seen on the third");
         used.see(&other, &ranks(&[5]), &all);
-        assert_eq!(of_others(&used, &[7, 8]), ["0000:03:00"]);
-        assert_eq!(
-            of_others(&used, &[7, 8, 9]),
-            Vec::<String>::new(),
-            "where the third rank is is not known"
-        );
-        assert_eq!(of_others(&used, &[]), Vec::<String>::new());
+        let known = Some(vec!["0000:01:00".to_owned(), "0000:02:00".to_owned()]);
+        assert_eq!(of_job(&used, &[7, 8]), known);
+        assert_eq!(of_job(&used, &[7, 8, 9]), None, "where the third rank is is not known");
+        assert_eq!(of_job(&used, &[]), None);
         used.forget(&job);
-        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new());
+        assert_eq!(of_job(&used, &[7, 8]), None);
     }
 
     #[test]
