@@ -4,6 +4,18 @@
 use prost_types::{Duration, Timestamp};
 use serde::Serializer;
 
+/// The version of the JSON documents of commands, of `/v1` and of files, as their `schema_version`. It changes when a field
+/// is renamed or removed, or means something else; fields are added without a change.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A document with its `schema_version`.
+pub fn versioned(mut document: serde_json::Value) -> serde_json::Value {
+    if let Some(fields) = document.as_object_mut() {
+        fields.insert("schema_version".to_owned(), SCHEMA_VERSION.into());
+    }
+    document
+}
+
 /// An enum of the API.
 pub trait ApiEnum: TryFrom<i32> + Default {
     /// Its name without the prefix: `HEALTH_STATE_DEGRADED` is `DEGRADED`.

@@ -48,7 +48,7 @@ with sync_playwright() as playwright:
         seen["violations"] += [f"{scheme}: {of['id']}: {of['nodes'][0]['html']}" for of in results.response["violations"]]
         paints = page.evaluate("performance.getEntriesByType('paint').map(of => [of.name, of.startTime])")
         seen["paints"] = dict(paints)
-        for part in ["jobs", "ranks", "incidents", "bars", "facts", "components"]:
+        for part in ["jobs", "causes", "ranks", "incidents", "bars", "facts", "components"]:
             seen[part] = page.locator(f"#{part}").inner_text()
         seen["map"] = page.locator("#map").is_visible()
         if len(sys.argv) > 3:

@@ -15,6 +15,7 @@ mod plan;
 pub mod processes;
 mod program;
 mod stage;
+mod terminal;
 mod waiting;
 
 pub use agent::Agent;
@@ -25,4 +26,5 @@ pub use program::{
     as_unprivileged, has_client, has_torch, is_root, mainstay, python, python_with_frameworks, skipped,
 };
 pub use stage::Stage;
+pub use terminal::Terminal;
 pub use waiting::{DEADLINE, Waiting};

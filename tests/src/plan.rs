@@ -10,6 +10,7 @@ use crate::agent::Agent;
 use crate::job::Job;
 use crate::program;
 use crate::stage::Stage;
+use crate::terminal::Terminal;
 
 /// A job that is about to be started.
 #[derive(Debug)]
@@ -123,6 +124,26 @@ impl<'a> Plan<'a> {
         let stage = self.stage;
         let printed = |name: &str| stage.home().join(format!("{}.{name}", self.id));
         let file = |name: &str| File::create(printed(name)).expect("a file for what the launcher says");
+        let line = self.line();
+        let mut launcher = Command::new(&line[0]);
+        bare(&mut launcher, stage)
+            .args(&line[1..])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(self.stdout.unwrap_or_else(|| file("out").into()))
+            .stderr(self.stderr.unwrap_or_else(|| file("err").into()));
+        let child = launcher.spawn().unwrap_or_else(|error| panic!("starting {line:?}: {error}"));
+        Job::new(stage, self.id, child)
+    }
+
+    /// Starts it on a terminal of its own; none if that cannot be, which is reported as skipped.
+    pub fn on_terminal(self) -> Option<Terminal> {
+        Terminal::start(self.stage, &self.line())
+    }
+
+    /// The command line.
+    fn line(&self) -> Vec<String> {
+        let stage = self.stage;
         let mut line = self.before.clone();
         line.push(program::mainstay().display().to_string());
         line.push("run".to_owned());
@@ -136,15 +157,7 @@ impl<'a> Plan<'a> {
             None => line.push("--no-agent".to_owned()),
         }
         line.extend(self.options.iter().chain(&self.command).cloned());
-        let mut launcher = Command::new(&line[0]);
-        bare(&mut launcher, stage)
-            .args(&line[1..])
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(self.stdout.unwrap_or_else(|| file("out").into()))
-            .stderr(self.stderr.unwrap_or_else(|| file("err").into()));
-        let child = launcher.spawn().unwrap_or_else(|error| panic!("starting {line:?}: {error}"));
-        Job::new(stage, self.id, child)
+        line
     }
 }
 

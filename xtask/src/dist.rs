@@ -192,6 +192,8 @@ fn reproducible(command: &mut Command) -> Result<()> {
     // The flags are separated by this character.
     command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     command.env("SOURCE_DATE_EPOCH", git(&["log", "-1", "--format=%ct"])?);
+    // Shown by `mainstay version`.
+    command.env("MAINSTAY_COMMIT", git(&["rev-parse", "--short=12", "HEAD"])?);
     Ok(())
 }
 

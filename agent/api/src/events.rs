@@ -53,14 +53,12 @@ impl EventService for Events {
         let source = Source::from_connection(request.extensions());
         let request = request.into_inner();
         let snapshots = &self.0.snapshots;
-        not_ahead(snapshots, request.after_cursor)?;
-        let limit = match request.limit {
-            0 => USUAL_LIMIT,
-            limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
-        };
+        let after_cursor = after_cursor(&request)?;
+        not_ahead(snapshots, after_cursor)?;
+        let limit = limit(&request)?;
         let filter = request.filter.unwrap_or_default();
         let share = self.0.bounds.answer(source, 2 * MAX_PAGE_BYTES + CHUNK_HELD).await?;
-        let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
+        let mut answer = ListEventsResponse { next_cursor: after_cursor, ..Default::default() };
         let (mut looked_at, mut bytes) = (0, 0);
         let mut owners = Owners::default();
         let mut full = false;
@@ -92,6 +90,9 @@ impl EventService for Events {
         }
         answer.oldest_cursor = snapshots.oldest();
         answer.newest_cursor = snapshots.newest();
+        if !answer.caught_up {
+            answer.next_page_token = answer.next_cursor.to_string();
+        }
         Ok(bounds::holding(answer, share, 2 * bytes))
     }
 
@@ -134,6 +135,26 @@ impl EventService for Events {
             watch(snapshots, cursor, (filter, reader), (bounds, source), stop, caller)
         })))
     }
+}
+
+/// Where a page begins: at its token, else at the cursor.
+fn after_cursor(request: &ListEventsRequest) -> Result<u64, Status> {
+    match request.page_token.as_str() {
+        "" => Ok(request.after_cursor),
+        token => token.parse().map_err(|_| {
+            Status::invalid_argument(format!("page_token {token:?} is no next_page_token of this method"))
+        }),
+    }
+}
+
+/// The most events of a page.
+fn limit(request: &ListEventsRequest) -> Result<usize, Status> {
+    let size = u32::try_from(request.page_size)
+        .map_err(|_| Status::invalid_argument(format!("page_size {} is negative", request.page_size)))?;
+    Ok(match if request.limit == 0 { size } else { request.limit } {
+        0 => USUAL_LIMIT,
+        limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
+    })
 }
 
 /// Maximum number of entries of one job's failures: the newest.

@@ -54,7 +54,7 @@ async fn scrape(State(read): State<ReadSide>, uri: Uri, headers: HeaderMap) -> R
 /// For the HTTP listener: lists the paths that exist.
 pub(super) async fn not_found(uri: Uri) -> Response {
     let text = format!(
-        "nothing at {}; there are /, /healthz, /readyz, /metrics and, as JSON, /v1/node, /v1/devices, /v1/jobs and /v1/events\n",
+        "nothing at {}; there are /, /healthz, /readyz, /metrics and, as JSON, /v1/node, /v1/devices, /v1/jobs, /v1/events and /v1/stream\n",
         uri.path()
     );
     (StatusCode::NOT_FOUND, text).into_response()

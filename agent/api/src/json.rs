@@ -1,23 +1,28 @@
 //! The read side as JSON over HTTP, for the page and for scripts: the answers of the gRPC services to the same caller, in
 //! the form of the commands' `--json`. `docs/reference/openapi.yaml` describes it.
 
+use std::convert::Infallible;
+use std::time::Duration;
+
 use axum::Router;
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{Extensions, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use mainstay_model::id::Incident;
-use mainstay_proto::json::ApiEnum;
+use mainstay_proto::json::{ApiEnum, versioned};
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     EventFilter, EventKind, GetJobRequest, GetNodeRequest, ListDevicesRequest, ListEventsRequest,
-    ListJobsRequest, Severity,
+    ListJobsRequest, ListJobsResponse, Severity,
 };
 use mainstay_view::incident_report;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio_stream::StreamExt;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
@@ -26,6 +31,13 @@ use super::bounds::{self, Held};
 use super::events::{Events, MAX_PAGE_BYTES};
 use super::health::Health;
 use super::shares::Source;
+use super::stream::{self, Caller, End};
+
+/// The least time between two states of a stream.
+const STREAM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A stream sends the state after this time also if nothing has changed.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// The paths, in the order in which they are documented.
 pub(super) fn router() -> Router<ReadSide> {
@@ -36,6 +48,7 @@ pub(super) fn router() -> Router<ReadSide> {
         .route("/v1/jobs/{job}", get(job))
         .route("/v1/events", get(events))
         .route("/v1/incidents/{job}/{incident}", get(incident))
+        .route("/v1/stream", get(stream))
 }
 
 async fn node(State(read): State<ReadSide>, request: Request) -> Response {
@@ -49,14 +62,104 @@ async fn devices(State(read): State<ReadSide>, request: Request) -> Response {
 /// Without ranks: a list of large jobs would be megabytes.
 async fn jobs(State(read): State<ReadSide>, request: Request) -> Response {
     let jobs = Health(read).list_jobs(asking(ListJobsRequest {}, request)).await;
-    answer(jobs, |mut answer| {
-        answer.jobs.iter_mut().for_each(|job| job.ranks.clear());
-        let mut answer = json_of(answer)?;
-        for job in answer["jobs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-            job.remove("ranks");
+    answer(jobs, without_ranks)
+}
+
+fn without_ranks(mut answer: ListJobsResponse) -> serde_json::Result<Value> {
+    answer.jobs.iter_mut().for_each(|job| job.ranks.clear());
+    let mut answer = json_of(answer)?;
+    for job in answer["jobs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        job.remove("ranks");
+    }
+    Ok(answer)
+}
+
+/// The query of a request for the stream.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamQuery {
+    /// The job that is sent with its ranks.
+    job: Option<String>,
+}
+
+/// What the page shows, now and after each change, as server-sent events.
+async fn stream(
+    State(read): State<ReadSide>,
+    query: Result<Query<StreamQuery>, QueryRejection>,
+    request: Request,
+) -> Response {
+    let StreamQuery { job } = match query {
+        Ok(Query(query)) => query,
+        Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
+    };
+    let connection = request.into_parts().0.extensions;
+    let stop = read.stop.clone();
+    let states = stream::answer(stop, move |caller| follow(read, job, connection, caller));
+    // A browser connects again when the stream ends, for whatever reason.
+    let states = states.map_while(Result::ok).map(Ok::<String, Infallible>);
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, Body::from_stream(states)).into_response()
+}
+
+/// Sends the state after each change, at most every second. Changes coalesce while the caller is busy.
+async fn follow(read: ReadSide, job: Option<String>, connection: Extensions, caller: Caller<String>) -> End {
+    let mut snapshots = read.snapshots.clone();
+    loop {
+        let (state, held) = match state(&read, job.as_deref(), &connection).await {
+            Ok(state) => state,
+            Err(refused) => return refused.into(),
+        };
+        // A document of JSON has no line break outside its strings, and none in them.
+        if let Err(left) = caller.send(format!("event: state\ndata: {state}\n\n")).await {
+            return left.into();
         }
-        Ok(answer)
-    })
+        // Nothing is built for a caller that has not accepted the state before.
+        if let Err(left) = caller.ready().await {
+            return left.into();
+        }
+        drop(held);
+        tokio::time::sleep(STREAM_INTERVAL).await;
+        match tokio::time::timeout(LONGEST_SILENCE, snapshots.changed()).await {
+            Ok(false) => return End::snapshots_gone(),
+            // Without a change the ages still grow.
+            Ok(true) | Err(_) => {}
+        }
+    }
+}
+
+/// The answers of `/v1/node`, `/v1/devices`, `/v1/jobs` and of the job, by these names; and their shares.
+async fn state(
+    read: &ReadSide,
+    job: Option<&str>,
+    connection: &Extensions,
+) -> Result<(Value, Vec<Held>), Status> {
+    let health = Health(read.clone());
+    let failed = |error: serde_json::Error| Status::internal(error.to_string());
+    let node = health.get_node(asking_on(GetNodeRequest {}, connection)).await?;
+    let devices = health.list_devices(asking_on(ListDevicesRequest {}, connection)).await?;
+    let jobs = health.list_jobs(asking_on(ListJobsRequest {}, connection)).await?;
+    let mut held: Vec<Held> = jobs.extensions().get::<Held>().cloned().into_iter().collect();
+    let mut state = json!({
+        "node": json_of(node.into_inner()).map_err(failed)?,
+        "devices": json_of(devices.into_inner()).map_err(failed)?,
+        "jobs": without_ranks(jobs.into_inner()).map_err(failed)?,
+    });
+    if let Some(id) = job {
+        match health.get_job(asking_on(GetJobRequest { id: id.to_owned() }, connection)).await {
+            Ok(job) => {
+                held.extend(job.extensions().get::<Held>().cloned());
+                state["job"] = json_of(job.into_inner()).map_err(failed)?;
+            }
+            // The journal may have forgotten it meanwhile.
+            Err(unknown) if unknown.code() == Code::NotFound => {}
+            Err(refused) => return Err(refused),
+        }
+    }
+    Ok((versioned(state), held))
 }
 
 async fn job(
@@ -128,7 +231,12 @@ async fn events(
         Ok(filter) => Some(filter),
         Err(refused) => return refuse(&refused),
     };
-    let list = ListEventsRequest { after_cursor: query.after, limit: query.limit, filter };
+    let list = ListEventsRequest {
+        after_cursor: query.after,
+        limit: query.limit,
+        filter,
+        ..ListEventsRequest::default()
+    };
     answer(Events(read).list_events(asking(list, request)).await, json_of)
 }
 
@@ -154,7 +262,11 @@ async fn incident(
 
 /// The request to a service, from the same connection.
 fn asking<T>(message: T, request: Request) -> tonic::Request<T> {
-    tonic::Request::from_parts(MetadataMap::new(), request.into_parts().0.extensions, message)
+    asking_on(message, &request.into_parts().0.extensions)
+}
+
+fn asking_on<T>(message: T, connection: &Extensions) -> tonic::Request<T> {
+    tonic::Request::from_parts(MetadataMap::new(), connection.clone(), message)
 }
 
 fn json_of(message: impl Serialize) -> serde_json::Result<Value> {
@@ -173,7 +285,7 @@ fn answer<T>(
         Err(status) => return refuse(&status),
     };
     match json(message) {
-        Ok(value) => as_json(StatusCode::OK, &value, extensions),
+        Ok(value) => as_json(StatusCode::OK, value, extensions),
         Err(error) => refuse(&Status::internal(error.to_string())),
     }
 }
@@ -189,17 +301,17 @@ fn refuse(status: &Status) -> Response {
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    as_json(code, &json!({ "error": status.message() }), Extensions::new())
+    as_json(code, json!({ "error": status.message() }), Extensions::new())
 }
 
 /// The share of the answer lasts until its bytes are counted.
-fn as_json(status: StatusCode, value: &Value, mut extensions: Extensions) -> Response {
+fn as_json(status: StatusCode, value: Value, mut extensions: Extensions) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "application/json"),
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    let mut response = (status, headers, format!("{value}\n")).into_response();
+    let mut response = (status, headers, format!("{}\n", versioned(value))).into_response();
     if let Some(held) = extensions.remove::<Held>() {
         response.extensions_mut().insert(held);
     }

@@ -1,25 +1,18 @@
 //! Job speed: steps per second over the last minute, from the snapshots.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_model::id::{Attempt, JobId};
-use mainstay_model::time::{Mono, Span};
+use mainstay_model::id::JobId;
+use mainstay_model::time::Mono;
 use mainstay_view::node::NodeView;
+use mainstay_view::step_rate::StepRate;
 
 use super::ReadSide;
 
-/// How far back a rate looks. Two samples are always kept, for trainers with long steps.
-const RATE_WINDOW: Span = Span::seconds(60);
-
 /// The rates of all jobs. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Pace(Arc<Mutex<BTreeMap<JobId, Samples>>>);
-
-struct Samples {
-    attempt: Attempt,
-    seen: VecDeque<(Mono, u64)>,
-}
+pub(super) struct Pace(Arc<Mutex<BTreeMap<JobId, StepRate>>>);
 
 /// Watches the snapshots for as long as they have a writer.
 pub(super) async fn follow(read: ReadSide) {
@@ -39,10 +32,7 @@ impl Pace {
         jobs.retain(|id, _| view.jobs.contains_key(id));
         for (id, job) in &view.jobs {
             let Some(step) = job.step else { continue };
-            let samples = jobs
-                .entry(id.clone())
-                .or_insert_with(|| Samples { attempt: job.attempt, seen: VecDeque::new() });
-            samples.add(job.step_at, job.attempt, step);
+            jobs.entry(id.clone()).or_default().add(job.step_at, job.attempt, step);
         }
     }
 
@@ -51,51 +41,14 @@ impl Pace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id)?.rate(now)
     }
 }
-
-impl Samples {
-    fn add(&mut self, at: Mono, attempt: Attempt, step: u64) {
-        let newest = self.seen.back().map(|(_, step)| *step);
-        if attempt != self.attempt || newest.is_some_and(|newest| step < newest) {
-            self.attempt = attempt;
-            self.seen.clear();
-        } else if newest == Some(step) {
-            return;
-        }
-        self.seen.push_back((at, step));
-        while self.seen.len() > 2
-            && self.seen.front().is_some_and(|(first, _)| at.since(*first) > RATE_WINDOW)
-        {
-            self.seen.pop_front();
-        }
-    }
-
-    fn rate(&self, now: Mono) -> Option<f64> {
-        let (first_at, first) = *self.seen.front()?;
-        let (last_at, last) = *self.seen.back()?;
-        let steps = last.checked_sub(first).filter(|steps| *steps > 0)?;
-        let span = last_at.since(first_at).as_seconds();
-        // One usual step time may pass without a new step; time beyond it lowers the rate.
-        let quiet = (now.since(last_at).as_seconds() - span / steps as f64).max(0.0);
-        Some(steps as f64 / (span + quiet)).filter(|rate| rate.is_finite())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use mainstay_model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
-    use mainstay_model::id::{BootId, Pid, Rank};
-    use mainstay_model::time::Stamp;
+    use mainstay_model::id::{Attempt, BootId, Pid, Rank};
+    use mainstay_model::time::{Span, Stamp};
     use mainstay_view::node::BeatView;
 
     use super::*;
-
-    fn samples(points: &[(u64, u64)]) -> Samples {
-        let mut samples = Samples { attempt: Attempt(0), seen: VecDeque::new() };
-        for (second, step) in points {
-            samples.add(Mono(second * 1_000_000_000), Attempt(0), *step);
-        }
-        samples
-    }
 
     fn at(second: u64) -> Mono {
         Mono(second * 1_000_000_000)
@@ -132,34 +85,5 @@ mod tests {
         view.sample(&id, attempt, Rank(0), beat(111, 1100));
         pace.observe(&view);
         assert_eq!(pace.steps_per_second(&id, at(111)), Some(10.0));
-    }
-
-    #[test]
-    fn a_rate_needs_two_different_steps() {
-        assert_eq!(samples(&[]).rate(at(9)), None);
-        assert_eq!(samples(&[(1, 5)]).rate(at(9)), None);
-        assert_eq!(samples(&[(1, 5), (2, 5)]).rate(at(9)), None);
-        assert_eq!(samples(&[(1, 5), (3, 9)]).rate(at(3)), Some(2.0));
-    }
-
-    #[test]
-    fn the_rate_of_a_job_without_progress_falls() {
-        let samples = samples(&[(0, 0), (10, 10)]);
-        assert_eq!(samples.rate(at(11)), Some(1.0));
-        assert_eq!(samples.rate(at(21)), Some(0.5));
-    }
-
-    #[test]
-    fn only_the_last_minute_counts_and_a_new_attempt_starts_afresh() {
-        let mut samples = samples(&[(0, 0), (100, 1000), (130, 1030), (160, 1060)]);
-        assert_eq!(samples.rate(at(160)), Some(1.0));
-        samples.add(at(161), Attempt(1), 1060);
-        assert_eq!(samples.rate(at(161)), None);
-    }
-
-    #[test]
-    fn steps_that_are_done_again_start_afresh() {
-        let samples = samples(&[(0, 100), (10, 110), (20, 105), (21, 106)]);
-        assert_eq!(samples.rate(at(21)), Some(1.0));
     }
 }

@@ -18,9 +18,11 @@ use mainstay_node::CALLS_COMPONENT;
 /// Who may read the texts of jobs.
 #[derive(Clone, Debug, Default)]
 pub enum Readers {
-    /// Everyone who can connect. A launcher serves its own user.
+    /// Everyone who can connect.
     #[default]
     Everyone,
+    /// Everyone who can connect to the Unix socket: that of a launcher is for its own user. No one over the network.
+    OfSocket,
     /// A job's user, and operators.
     Owners(Roles),
 }
@@ -42,14 +44,16 @@ impl Readers {
     /// The reader that a request comes from.
     pub(super) fn reader<T>(&self, request: &Request<T>) -> Reader {
         let connection = request.extensions().get::<UdsConnectInfo>();
-        let Readers::Owners(roles) = self else {
-            return if connection.is_some() { Reader::All } else { Reader::Masked };
-        };
-        let Some(credentials) = connection.and_then(|connection| connection.peer_cred) else {
-            return Reader::Stranger;
-        };
-        let user = User { uid: credentials.uid(), gid: credentials.gid() };
-        if roles.is_operator(user) { Reader::All } else { Reader::User(user.uid) }
+        let caller = connection.and_then(|connection| connection.peer_cred);
+        match (self, caller) {
+            (Readers::Everyone, _) if connection.is_none() => Reader::Masked,
+            (Readers::Everyone, _) | (Readers::OfSocket, Some(_)) => Reader::All,
+            (Readers::OfSocket | Readers::Owners(_), None) => Reader::Stranger,
+            (Readers::Owners(roles), Some(credentials)) => {
+                let user = User { uid: credentials.uid(), gid: credentials.gid() };
+                if roles.is_operator(user) { Reader::All } else { Reader::User(user.uid) }
+            }
+        }
     }
 }
 

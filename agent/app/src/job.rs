@@ -17,12 +17,13 @@ use mainstay_health::host::os::HostLimits;
 use mainstay_model::id::JobId;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use nix::unistd::geteuid;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use self::closing::{closing_line, ended_before, show_the_rest, write_status, write_summary};
+use self::closing::{Closing, ended_before, show_the_rest, versioned_summary, write_status, write_summary};
 use self::prepare::{
     come_together, launch, rank_spec, start_guardian, start_pool_owner, warn_if_files_are_few,
 };
@@ -30,6 +31,7 @@ use self::signals::caught;
 use crate::host::sense;
 use crate::{about, default_paths, resume};
 use mainstay_api::orders::Orders;
+use mainstay_api::readers::Readers;
 use mainstay_api::{self as api, Listeners, Mode, UnixSocket};
 use mainstay_journal::state::StateWriter;
 use mainstay_journal::store::journal::{Journal, Limits};
@@ -74,12 +76,18 @@ pub struct JobPlan {
     pub agent_socket: Option<PathBuf>,
     /// Whether to look for an agent at all.
     pub look_for_agent: bool,
+    /// The address where the page of the job, its JSON and metrics are served over HTTP; none: only on its socket.
+    pub http: Option<String>,
     /// Whether to print the summary as JSON on standard output at the end.
     pub print_summary: bool,
     /// Where to write the summary of the job in addition, for scripts.
     pub status_file: Option<PathBuf>,
     /// Whether the launcher's lines start with their time.
     pub timestamps: bool,
+    /// Whether people read the launcher's lines on a terminal.
+    pub is_terminal: bool,
+    /// Whether the last line of that terminal shows the progress of the job.
+    pub progress: bool,
     /// The signals that end the job.
     pub signals: Vec<i32>,
     /// What was set by environment variables, and what these show of the job, for people.
@@ -147,8 +155,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         &plan.settings.ranks.command,
         launch_paths.run_dir.join("template"),
     );
-    let voice =
-        LineStyle { timestamps: plan.timestamps, log: Some(launch_paths.run_dir.join("launcher.log")) };
+    let log = Some(launch_paths.run_dir.join("launcher.log"));
+    let voice = LineStyle { timestamps: plan.timestamps, log, progress: plan.progress };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let print = |text: String| terminal.print(text);
     let sockets = match plan.agent_socket.clone() {
@@ -283,7 +291,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
 
     let stop = CancellationToken::new();
     let (order_sender, orders) = mpsc::channel(16);
-    let served = serve(&launch_paths, &snapshots, &terminal, order_sender, stop.clone());
+    let http = http_listener(plan.http.as_deref(), &terminal).await;
+    let served = serve(&launch_paths, &snapshots, &terminal, (order_sender, http), stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = rank_spec.checkpoint_pool.as_deref();
@@ -342,11 +351,13 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         }
     }
     if plan.print_summary && !may_return {
-        terminal.print_plain(serde_json::to_string(&summary)?);
+        terminal.print_plain(versioned_summary(&summary)?.to_string());
     }
     let closing = match may_return {
-        true => "the job goes on without this launcher: starting it again, as a spare".to_owned(),
-        false => closing_line(&launch_paths.job, &summary),
+        true => {
+            Closing::line("the job goes on without this launcher: starting it again, as a spare".to_owned())
+        }
+        false => Closing::of(&launch_paths.job, &summary, plan.is_terminal),
     };
     show_the_rest(terminal, closing, &launch_paths.published_dir, mirror, &plan.signals).await;
     stop.cancel();
@@ -381,23 +392,34 @@ fn open(log_dir: &Path, runtime_root: &Path, run_id: &str) -> anyhow::Result<(La
     Ok((launch_paths, StateWriter::open(journal)?))
 }
 
+/// The listener for `--http`. A job does not depend on its page.
+async fn http_listener(address: Option<&str>, terminal: &Terminal) -> Option<TcpListener> {
+    let address = address?;
+    let bound = api::tcp(address).await;
+    let listener =
+        bound.map_err(|error| terminal.print(format!("--http: {error}; no page is served"))).ok()?;
+    let at = listener.local_addr().map_or_else(|_| address.to_owned(), |at| at.to_string());
+    terminal.print(format!("page: http://{at}/"));
+    Some(listener)
+}
+
 /// Serves the API for this job next to its pages. The job also runs without it.
 fn serve(
     launch_paths: &LaunchPaths,
     snapshots: &StateWriter,
     terminal: &Terminal,
-    orders: mpsc::Sender<Ordered>,
+    (orders, http): (mpsc::Sender<Ordered>, Option<TcpListener>),
     stop: CancellationToken,
 ) -> Option<JoinHandle<()>> {
-    let socket = launch_paths.runtime_dir.as_ref().ok()?.path.join("api.sock");
-    let unix = match UnixSocket::bind(&socket, 0o600) {
-        Ok(unix) => unix,
-        Err(error) => {
-            terminal.print(format!("{error}; `mainstay status` will not find this job"));
-            return None;
-        }
-    };
-    let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
+    let unix = launch_paths.runtime_dir.as_ref().ok().and_then(|directory| {
+        UnixSocket::bind(&directory.path.join("api.sock"), 0o600)
+            .map_err(|error| terminal.print(format!("{error}; `mainstay status` will not find this job")))
+            .ok()
+    });
+    if unix.is_none() && http.is_none() {
+        return None;
+    }
+    let listeners = Listeners { unix, http, readers: Readers::OfSocket, ..Listeners::default() };
     let about = about(Mode::Launcher);
     let routes = Routes::new(JobOrderServiceServer::new(Orders::new(orders)));
     let reader = snapshots.reader();

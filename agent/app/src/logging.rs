@@ -2,7 +2,7 @@
 
 mod nonblocking;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ pub enum Format {
     /// Text on standard error; under systemd entries of its journal, with their priorities.
     #[default]
     Text,
+    /// The same on a terminal whose last line shows the progress of a job: each entry replaces that line, which is drawn
+    /// again.
+    OverProgress,
     /// One JSON object per line on standard error: `timestamp`, `level`, `fields.message` and further fields.
     Json,
 }
@@ -31,10 +34,10 @@ pub enum Format {
 /// Logs from `level` on. A second call has no effect. A terminal that is not read never blocks the caller that
 /// logs.
 pub fn start(level: LevelFilter, format: Format) {
-    let is_text = format == Format::Text;
+    let is_text = format != Format::Json;
     let journald = std::env::var_os("JOURNAL_STREAM").filter(|_| is_text);
     let journald = journald.and_then(|_| tracing_journald::layer().ok());
-    let behind = || TERMINAL.get_or_init(|| Behind::start(std::io::stderr())).clone();
+    let behind = move || TERMINAL.get_or_init(|| target(format)).clone();
     let text = (is_text && journald.is_none()).then(|| {
         tracing_subscriber::fmt::layer()
             .with_writer(behind)
@@ -44,6 +47,30 @@ pub fn start(level: LevelFilter, format: Format) {
     });
     let json = (!is_text).then(|| tracing_subscriber::fmt::layer().json().with_writer(behind));
     let _ = tracing_subscriber::registry().with(level).with(journald).with(text).with(json).try_init();
+}
+
+fn target(format: Format) -> Behind {
+    match format {
+        Format::Text | Format::Json => Behind::start(std::io::stderr()),
+        Format::OverProgress => Behind::start(OverProgress(std::io::stderr())),
+    }
+}
+
+/// Standard error, where another thread may have written a line without an end.
+struct OverProgress(std::io::Stderr);
+
+impl Write for OverProgress {
+    fn write(&mut self, entry: &[u8]) -> std::io::Result<usize> {
+        // In one call, so that the other thread writes nothing in between.
+        let mut erased = b"\r\x1b[K".to_vec();
+        erased.extend(entry);
+        self.0.write_all(&erased)?;
+        Ok(entry.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Waits until all log lines are written, at most this long: the program is about to end.

@@ -19,7 +19,7 @@ use mainstay_sys::sparse::DataReader;
 use files::LogFile;
 
 use super::exit;
-use super::output::{self, Paint};
+use super::output::{self, Form, Paint};
 
 mod dumps;
 mod files;
@@ -55,11 +55,10 @@ pub(super) struct Args {
     /// Score this file of labelled cases, one JSON object a line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["logs", "kernel_log", "exit_info", "markdown"])]
     eval: Option<PathBuf>,
-    /// JSON for scripts
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
     /// Markdown for a ticket
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "output"])]
     markdown: bool,
 }
 
@@ -67,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let catalog =
         Catalog::built_in().map_err(|error| anyhow::anyhow!("the catalog of signatures: {error}"))?;
     let text = match &args.eval {
-        Some(file) => evaluate(catalog, file, args.json)?,
+        Some(file) => evaluate(catalog, file, args.form)?,
         None => judge(catalog, args)?,
     };
     output::print(&text)?;
@@ -104,8 +103,8 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
             .join(", ")
     );
     let report: Report = explain::report(&evidence, &attribute(catalog, &evidence));
-    if args.json {
-        return Ok(serde_json::to_string_pretty(&report)? + "\n");
+    if let Some(form) = args.form.structured() {
+        return Ok(form.document(serde_json::to_value(&report)?));
     }
     if args.markdown {
         return Ok(markdown::report(&report));
@@ -188,7 +187,7 @@ fn scan(catalog: &Catalog, file: &Path, rank: Option<u32>, kind: Kind) -> anyhow
 }
 
 /// Scores labelled cases. Every line counts: an unreadable one is a case with an unknown cause.
-fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String> {
+fn evaluate(catalog: &Catalog, file: &Path, form: Form) -> anyhow::Result<String> {
     let reading = || format!("reading {}", file.display());
     let mut source = BufReader::new(File::open(file).with_context(reading)?);
     let (mut cases, mut answers): (Vec<Case>, Vec<Answer>) = Default::default();
@@ -206,10 +205,8 @@ fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String
         line.clear();
     }
     let summary = score::summary(&cases, &answers);
-    if json {
-        return Ok(
-            serde_json::to_string(&serde_json::json!({ "cases": answers, "summary": summary }))? + "\n"
-        );
+    if let Some(form) = form.structured() {
+        return Ok(form.document(serde_json::json!({ "cases": answers, "summary": summary })));
     }
     Ok(show::score(&cases, &answers, &summary))
 }

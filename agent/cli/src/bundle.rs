@@ -8,6 +8,7 @@ use anyhow::Context;
 use serde_json::json;
 
 use super::secrets::Secrets;
+use super::find::RunName;
 use super::{explain, output};
 
 /// The format version of the bundles that this version writes.
@@ -19,14 +20,14 @@ Examples:
   mainstay bundle exp-7 | gzip > exp-7.gz   a run, compressed
   mainstay replay incident.jsonl            judge it again, on any machine
 
-Exit status: 0 written, 70 there is no such run or the file cannot be written.";
+Exit status: 0 written, 3 there is no such run or the file cannot be written.";
 
 /// Write the facts and verdicts of a run into one file, with secrets masked, to be replayed elsewhere
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A run directory, or the name of a run in the usual place; the newest run if not given
-    run: Option<PathBuf>,
+    #[command(flatten)]
+    run: RunName,
     /// The file to write; standard output if not given
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -35,7 +36,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let run_dir = explain::find_run(args.run.as_deref())?;
+    let run_dir = explain::find_run(args.run.get())?;
     let mut lines = vec![json!({ "mainstay_bundle": FORMAT_VERSION, "version": env!("CARGO_PKG_VERSION") })];
     for entry in args.secrets.read(&run_dir)? {
         lines.push(serde_json::to_value(&entry).context("an entry of the journal")?);

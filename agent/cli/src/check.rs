@@ -15,6 +15,7 @@ use mainstay_model::time::Span;
 use mainstay_model::units::Period;
 
 use super::find::Ask;
+use super::output::Structured;
 use super::{exit, output};
 use mainstay_sensors::probe::deep::serve_echo;
 use show::Report;
@@ -76,7 +77,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the result for another program
-    #[arg(long, value_enum, conflicts_with_all = ["json", "verbose"])]
+    #[arg(long, value_enum, conflicts_with_all = ["json", "output", "verbose"])]
     format: Option<Format>,
     /// Show every check, not only the summary (as on a terminal)
     #[arg(long, short)]
@@ -133,9 +134,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(Format::Npd) => (report.for_npd(), npd_status(status)),
         Some(Format::Nagios) => (report.for_nagios(), status),
         Some(Format::Junit) => (report.as_junit(), status),
-        Some(Format::Json) => (format!("{}\n", report.as_json()), status),
-        None if args.ask.json => (format!("{}\n", report.as_json()), status),
-        None => (report.as_text(args.verbose), status),
+        Some(Format::Json) => (Structured::Json.document(report.as_json()), status),
+        None => match args.ask.form.structured() {
+            Some(form) => (form.document(report.as_json()), status),
+            None => (report.as_text(args.verbose), status),
+        },
     };
     output::print(&text)?;
     Ok(ExitCode::from(status))

@@ -19,6 +19,7 @@ use mainstay_launcher::agent_link::lent_files::LentFiles;
 
 use super::client::Client;
 use super::find::{Ask, find};
+use super::output::Form;
 use super::{exit, output};
 
 /// Show, verify, fetch and delete checkpoints, here and at peers.
@@ -77,9 +78,8 @@ struct Directory {
     /// In durable storage: only steps of this run
     #[arg(long, value_name = "ID")]
     run: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 #[derive(Debug, clap::Args)]
@@ -138,33 +138,33 @@ struct Rm {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Ls(Ls { dir: Some(directory), ask, run }) if bucket::is_url(&directory) => {
-            aside(move || bucket::list(&directory, run.as_deref(), ask.json)).await
+            aside(move || bucket::list(&directory, run.as_deref(), ask.form)).await
         }
         Command::Ls(Ls { dir: Some(directory), ask, run }) => {
-            files::list(&directory, run.as_deref(), ask.json)
+            files::list(&directory, run.as_deref(), ask.form)
         }
         Command::Ls(Ls { dir: None, ask, run }) => list(&ask, run).await,
-        Command::Verify(Directory { directory, run, json }) if bucket::is_url(&directory) => {
-            aside(move || bucket::verify(&directory, run.as_deref(), json)).await
+        Command::Verify(Directory { directory, run, form }) if bucket::is_url(&directory) => {
+            aside(move || bucket::verify(&directory, run.as_deref(), form)).await
         }
-        Command::Verify(Directory { directory, json, .. }) => files::verify(&directory, json),
+        Command::Verify(Directory { directory, form, .. }) => files::verify(&directory, form),
         Command::Show(args) => show_step(args).await,
         Command::Pull(Pull { from: Some(url), run, directory, ranks, ask }) => {
-            aside(move || bucket::pull(&url, &run, &directory, &ranks, ask.json)).await
+            aside(move || bucket::pull(&url, &run, &directory, &ranks, ask.form)).await
         }
         Command::Pull(args) => pull(args).await,
         Command::Push(Push { to: Some(url), run, directory, ask, .. }) => {
-            aside(move || bucket::push(&url, &run, &directory, ask.json)).await
+            aside(move || bucket::push(&url, &run, &directory, ask.form)).await
         }
         Command::Push(args) => push(args).await,
         Command::Rm(args) => {
             let client = connect(&args.ask).await?;
             let copies = client.remove_checkpoint(args.run, args.step).await?;
-            print_result(args.ask.json, &json!({"copies": copies}), &format!("{copies} copies deleted"))
+            print_result(args.ask.form, json!({"copies": copies}), &format!("{copies} copies deleted"))
         }
         Command::Gc(ask) => {
             let replicas = connect(&ask).await?.collect_checkpoints().await?;
-            print_result(ask.json, &json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
+            print_result(ask.form, json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
         }
     }
 }
@@ -174,8 +174,11 @@ async fn aside(work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static)
     tokio::task::spawn_blocking(work).await?
 }
 
-fn print_result(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
-    output::print(&if as_json { format!("{value}\n") } else { format!("{text}\n") })?;
+fn print_result(form: Form, value: serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
+    output::print(&match form.structured() {
+        Some(form) => form.document(value),
+        None => format!("{text}\n"),
+    })?;
     Ok(ExitCode::from(exit::OK))
 }
 
@@ -197,8 +200,8 @@ async fn connect(ask: &Ask) -> anyhow::Result<Client> {
 
 async fn list(ask: &Ask, run: Option<String>) -> anyhow::Result<ExitCode> {
     let answer = connect(ask).await?.list_checkpoints(run, true).await?;
-    if ask.json {
-        output::print(&format!("{}\n", show::as_json(&answer)))?;
+    if let Some(form) = ask.form.structured() {
+        output::print(&form.document(show::as_json(&answer)))?;
     } else {
         output::print(&show::table(&answer))?;
     }
@@ -217,8 +220,8 @@ fn weigh(whole: impl Iterator<Item = bool>) -> u8 {
 async fn show_step(args: Show) -> anyhow::Result<ExitCode> {
     let mut answer = connect(&args.ask).await?.list_checkpoints(args.run, true).await?;
     answer.steps.retain(|step| step.step == args.step);
-    if args.ask.json {
-        output::print(&format!("{}\n", show::as_json(&answer)))?;
+    if let Some(form) = args.ask.form.structured() {
+        output::print(&form.document(show::as_json(&answer)))?;
     } else {
         output::print(&answer.steps.iter().map(show::copies).collect::<String>())?;
     }
@@ -262,8 +265,8 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
                 }
                 let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
                 print_result(
-                    args.ask.json,
-                    &show::result_json(&result, &directory),
+                    args.ask.form,
+                    show::result_json(&result, &directory),
                     &show::result(&result, &directory),
                 )?;
                 return Ok(ExitCode::from(status));
@@ -292,8 +295,8 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
         {
             let value = json!({"step": step.step, "copies": step.least_copies});
             return print_result(
-                args.ask.json,
-                &value,
+                args.ask.form,
+                value,
                 &format!("step {} survives until {} hosts are lost", step.step, step.least_copies),
             );
         }

@@ -294,7 +294,8 @@ impl Client {
         after_cursor: u64,
         filter: EventFilter,
     ) -> Result<ListEventsResponse, AskError> {
-        let request = ListEventsRequest { after_cursor, limit: 1000, filter: Some(filter) };
+        let filter = Some(filter);
+        let request = ListEventsRequest { after_cursor, limit: 1000, filter, ..ListEventsRequest::default() };
         self.in_time(self.events().list_events(request)).await
     }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use nix::unistd::{AccessFlags, User, access, geteuid, initgroups, setgid, setuid};
 
+use crate::output::Structured;
 use crate::{exit, output};
 use mainstay_app::default_paths;
 use mainstay_node::config::{Config, Environment};
@@ -51,7 +52,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     match Config::load(args.config.as_deref(), &environment, &[]) {
         Ok(config) if args.check => output::print(&checked(args, &environment, &config))?,
-        Ok(config) if args.json => output::print(&format!("{}\n", serde_json::to_string_pretty(&config)?))?,
+        Ok(config) if args.json => output::print(&Structured::Json.document(serde_json::to_value(&config)?))?,
         Ok(config) => output::print(&toml::to_string(&config)?)?,
         Err(error) => {
             output::note(&format!("error: {error}"));

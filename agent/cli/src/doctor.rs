@@ -87,7 +87,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let status =
         if findings.iter().any(|finding| finding.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
-    output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
+    output::print(&match args.ask.form.structured() {
+        Some(form) => form.document(as_json(&findings, status)),
+        None => as_text(&findings),
+    })?;
     Ok(ExitCode::from(status))
 }
 
@@ -201,10 +204,10 @@ fn as_text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect()
 }
 
-fn as_json(findings: &[Finding], status: u8) -> String {
+fn as_json(findings: &[Finding], status: u8) -> Value {
     let one = |of: &Finding| json!({ "what": of.what, "found": word(of.usable), "detail": of.detail });
     let all: Vec<Value> = findings.iter().map(one).collect();
-    format!("{}\n", json!({ "exit_status": status, "findings": all }))
+    json!({ "exit_status": status, "findings": all })
 }
 
 /// Runs the acceptance program and returns its exit status.

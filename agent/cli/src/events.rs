@@ -14,7 +14,7 @@ use serde_json::json;
 use super::client::{AskError, Client};
 use super::find::{AskAny, JobName, SocketAt, find};
 use super::is_given;
-use super::output::{self, Paint, clean};
+use super::output::{self, Paint, Structured, clean};
 use super::when::When;
 use super::{exit, status};
 use mainstay_journal::store::journal::JournalReader;
@@ -117,7 +117,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         _ => None,
     };
     let until = args.until.map(|When(at)| at);
-    let teller = Teller { json: args.ask.json, paint: Paint::for_stdout(), between: (from, until) };
+    let teller =
+        Teller { form: args.ask.form.structured(), paint: Paint::for_stdout(), between: (from, until) };
     let filter = args.filter();
     if let Some(dir) = &args.journal {
         // Variables in the environment are for commands that need a server; on the command line the option is a mistake.
@@ -166,7 +167,7 @@ async fn has_events(client: &Client, job: &str) -> anyhow::Result<bool> {
 /// How events are printed.
 #[derive(Clone, Copy)]
 struct Teller {
-    json: bool,
+    form: Option<Structured>,
     paint: Paint,
     between: (Option<Wall>, Option<Wall>),
 }
@@ -180,13 +181,13 @@ impl Teller {
     }
 
     fn report(self, item: &Item) -> anyhow::Result<()> {
-        let line = match (item, self.json) {
-            (Item::Event(event), true) => json!(event).to_string(),
-            (Item::Gap(gap), true) => json!({ "gap": gap }).to_string(),
-            (Item::Event(event), false) => self.line(event),
-            (Item::Gap(gap), false) => self.paint.warning(&clean(&gap.message)),
+        let text = match (item, self.form) {
+            (Item::Event(event), Some(form)) => form.document(json!(event)),
+            (Item::Gap(gap), Some(form)) => form.document(json!({ "gap": gap })),
+            (Item::Event(event), None) => self.line(event) + "\n",
+            (Item::Gap(gap), None) => self.paint.warning(&clean(&gap.message)) + "\n",
         };
-        output::print(&format!("{line}\n"))
+        output::print(&text)
     }
 
     fn line(self, event: &Event) -> String {

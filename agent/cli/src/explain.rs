@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::find::{Server, find};
+use super::output::Form;
 use super::secrets::Secrets;
 use super::{exit, output};
 
@@ -45,17 +46,19 @@ pub(super) struct Args {
     /// or a GPU of the host, the cursor of an event, or a code; the newest run that failed or is running if not given
     #[arg(value_name = "RUN|COMPONENT|CURSOR|CODE")]
     what: Option<PathBuf>,
+    /// The job or its run, as an option
+    #[arg(long, value_name = "JOB", conflicts_with = "what")]
+    job: Option<PathBuf>,
     /// Which failure of the job, from 1; the last one if not given
     #[arg(long, value_name = "N")]
     incident: Option<u64>,
     /// Show all evidence, what speaks against the judgement and what would change it
     #[arg(long)]
     all: bool,
-    /// Print JSON
-    #[arg(long, conflicts_with = "markdown")]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
     /// Print Markdown
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "output"])]
     markdown: bool,
     #[command(flatten)]
     server: Server,
@@ -63,7 +66,8 @@ pub(super) struct Args {
     secrets: Secrets,
 }
 
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    args.what = args.what.or(args.job.take());
     let named = args.what.as_deref().and_then(Path::to_str);
     if let Some(what) = named.filter(|what| args.server.named().is_some() || !is_run(what)) {
         if let Some(text) = reported(&args, what).await? {
@@ -91,9 +95,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 pub(super) async fn text(server: Server, what: &str) -> anyhow::Result<Option<String>> {
     let args = Args {
         what: None,
+        job: None,
         incident: None,
         all: false,
-        json: false,
+        form: Form::default(),
         markdown: false,
         server,
         secrets: Secrets::default(),
@@ -108,8 +113,10 @@ async fn reported(args: &Args, what: &str) -> anyhow::Result<Option<String>> {
             let job = failure.job.clone();
             Some(rendered(args, &args.secrets.mask(report_in(failure)?)?, job.into(), None))
         }
-        Some(report) if args.json => Some(format!("{}\n", args.secrets.mask(explain::json(&report))?)),
-        Some(report) => Some(args.secrets.mask_text(&explain::text(&report))),
+        Some(report) => Some(match args.form.structured() {
+            Some(form) => form.document(args.secrets.mask(explain::json(&report))?),
+            None => args.secrets.mask_text(&explain::text(&report)),
+        }),
     })
 }
 
@@ -173,10 +180,9 @@ fn explain_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
     let Some(report) = incident_report::from_entries(entries.iter(), args.incident.map(Incident)) else {
         let findings = incident_report::findings(entries.iter());
         if args.incident.is_none() && !findings.is_empty() {
-            let text = if args.json {
-                format!("{}\n", json!({ "run": run_dir, "findings": findings }))
-            } else {
-                format!("no failure\n{}", incident_report::render_findings(&findings, args.markdown))
+            let text = match args.form.structured() {
+                Some(form) => form.document(json!({ "run": run_dir, "findings": findings })),
+                None => format!("no failure\n{}", incident_report::render_findings(&findings, args.markdown)),
             };
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
@@ -190,10 +196,10 @@ fn explain_run(args: &Args, chosen: Chosen) -> anyhow::Result<ExitCode> {
 }
 
 fn rendered(args: &Args, report: &IncidentReport, run: Value, logs: Option<&str>) -> String {
-    if args.json {
+    if let Some(form) = args.form.structured() {
         let mut reported = incident_report::json(report);
         reported["run"] = run;
-        return format!("{reported}\n");
+        return form.document(reported);
     }
     incident_report::render(report, Options { logs, markdown: args.markdown, all: args.all })
 }

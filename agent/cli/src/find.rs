@@ -4,8 +4,12 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use clap_complete::ArgValueCandidates;
 use mainstay_app::default_paths;
 use tonic::codegen::http::uri::Authority;
+
+use super::completions;
+use super::output::Form;
 
 /// The port of an agent that is asked over TCP, if none is given: that of the example of `listen`.
 const DEFAULT_PORT: u16 = 7130;
@@ -16,9 +20,8 @@ pub(super) struct Ask {
     /// Ask the server on this socket, and no other
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     pub(super) socket: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) form: Form,
 }
 
 /// Options of commands that also ask the agent of another host.
@@ -26,9 +29,8 @@ pub(super) struct Ask {
 pub(super) struct AskAny {
     #[command(flatten)]
     pub(super) server: Server,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) form: Form,
 }
 
 /// The server to ask, where it is not found by itself.
@@ -78,10 +80,10 @@ fn is_loopback(host: &str) -> bool {
 #[derive(Debug, clap::Args)]
 pub(super) struct JobName {
     /// The job; not needed where only one runs, and all of them are shown otherwise
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", add = ArgValueCandidates::new(completions::jobs))]
     job_named: Option<String>,
     /// The job, as an option
-    #[arg(long = "job", value_name = "JOB", conflicts_with = "job_named")]
+    #[arg(long = "job", value_name = "JOB", conflicts_with = "job_named", add = ArgValueCandidates::new(completions::jobs))]
     job_option: Option<String>,
 }
 
@@ -89,6 +91,24 @@ impl JobName {
     /// Its name, if one is given.
     pub(super) fn get(&self) -> Option<&String> {
         self.job_named.as_ref().or(self.job_option.as_ref())
+    }
+}
+
+/// The run that a command is about, in either of two forms.
+#[derive(Debug, clap::Args)]
+pub(super) struct RunName {
+    /// A run directory, or the name of a run in the usual place; the newest run if not given
+    #[arg(value_name = "RUN")]
+    run_named: Option<PathBuf>,
+    /// The run, as an option
+    #[arg(long = "job", value_name = "RUN", conflicts_with = "run_named")]
+    run_option: Option<PathBuf>,
+}
+
+impl RunName {
+    /// Its name or directory, if one is given.
+    pub(super) fn get(&self) -> Option<&Path> {
+        self.run_named.as_deref().or(self.run_option.as_deref())
     }
 }
 

@@ -16,6 +16,7 @@ use mainstay_view::goodput::google;
 use mainstay_view::goodput::report::{self, GroupBy, JobAccount, Options};
 
 use super::client::Client;
+use super::output::{Form, Structured};
 use super::when::When;
 use super::{exit, output};
 use launches::{Launches, Run};
@@ -37,6 +38,9 @@ pub(super) struct Args {
     /// Jobs: names, run directories, or runs (NAME~ID); all of them if none is given
     #[arg(value_name = "JOB")]
     jobs: Vec<String>,
+    /// A job, as an option; may be given several times
+    #[arg(long = "job", value_name = "JOB")]
+    more_jobs: Vec<String>,
     /// Only the time since then: how long ago (24h, 7d), or a time (2026-11-29T12:00)
     #[arg(long, value_name = "TIME", conflicts_with_all = ["socket", "host"])]
     since: Option<When>,
@@ -61,14 +65,13 @@ pub(super) struct Args {
     /// Ask the agent of this host over TCP; port 7130 if none is given
     #[arg(long, value_name = "HOST[:PORT]", value_parser = agent_over_tcp)]
     host: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long, conflicts_with = "csv")]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
     /// Print a row for each state and cause of each job, as comma-separated values
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "output"])]
     csv: bool,
     /// Print the log that Google's ml-goodput-measurement would have written, one JSON object per line
-    #[arg(long, conflicts_with_all = ["json", "csv", "by", "price", "socket", "host", "since", "until"])]
+    #[arg(long, conflicts_with_all = ["json", "output", "csv", "by", "price", "socket", "host", "since", "until"])]
     ml_goodput: bool,
     /// Show what ml-goodput-measurement shows of a log that it wrote, and nothing else
     #[arg(long, value_name = "FILE", exclusive = true)]
@@ -88,7 +91,8 @@ fn price(text: &str) -> Result<f64, String> {
     price.ok_or_else(|| format!("{text:?} is not a price: write a number such as 2.5"))
 }
 
-pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    args.jobs.append(&mut args.more_jobs);
     if let Some(log) = &args.read_ml_goodput {
         return of_google(log);
     }
@@ -123,8 +127,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         By::Cause => GroupBy::Cause,
     });
     let options = Options { by, price: args.price, window };
-    let text = if args.json {
-        format!("{}\n", report::json(&accounts, options))
+    let text = if let Some(form) = args.form.structured() {
+        form.document(report::json(&accounts, options))
     } else if args.csv {
         report::csv(&accounts, options)
     } else {
@@ -140,7 +144,7 @@ fn of_google(log: &Path) -> anyhow::Result<ExitCode> {
     let mut file = output::open_input(log).with_context(|| format!("opening {}", log.display()))?;
     file.read_to_string(&mut text).with_context(|| format!("reading {}", log.display()))?;
     let read = google::read(&text).map_err(|error| anyhow::anyhow!("{}: {error}", log.display()))?;
-    output::print(&format!("{}\n", serde_json::to_string_pretty(&read)?))?;
+    output::print(&Structured::Json.document(serde_json::to_value(&read)?))?;
     Ok(ExitCode::from(exit::OK))
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::client::{AskError, Client};
 use super::find::{AskAny, find};
-use super::output::{self, Paint, aligned, clean};
+use super::output::{self, Form, Paint, aligned, clean};
 use super::{exit, order, status};
 
 /// Show the host's GPUs, one line each.
@@ -69,13 +69,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             // A launcher does not monitor devices.
             Ok(answer)
                 if answer.server.as_ref().is_some_and(|server| server.mode() == ServerMode::Launcher) => {}
-            Ok(answer) => return show(&answer, args.ask.json),
+            Ok(answer) => return show(&answer, args.ask.form),
             Err(error) => problem = Some(error),
         }
     }
-    if args.ask.json {
+    if let Some(form) = args.ask.form.structured() {
         let empty = ListDevicesResponse::default();
-        output::print(&format!("{}\n", as_json(&empty)))?;
+        output::print(&form.document(as_json(&empty)))?;
     }
     output::note(&match problem {
         Some(error) => clean(&error.to_string()),
@@ -88,9 +88,9 @@ async fn ask(socket: &std::path::Path) -> Result<ListDevicesResponse, AskError> 
     Client::connect(socket).await?.devices().await
 }
 
-fn show(answer: &ListDevicesResponse, as_text: bool) -> anyhow::Result<ExitCode> {
-    if as_text {
-        output::print(&format!("{}\n", as_json(answer)))?;
+fn show(answer: &ListDevicesResponse, form: Form) -> anyhow::Result<ExitCode> {
+    if let Some(form) = form.structured() {
+        output::print(&form.document(as_json(answer)))?;
     } else {
         output::print(&render(&answer.devices, Paint::for_stdout()))?;
         if answer.devices.is_empty() {

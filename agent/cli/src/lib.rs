@@ -123,6 +123,7 @@ enum Command {
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
+    completions::answer_the_shell();
     let arguments = match arguments() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -228,32 +229,44 @@ fn is_given(option: &str) -> bool {
 }
 
 fn parsed(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
-    let line = with_the_variables_that_count(command_line());
-    Cli::from_arg_matches(&line.try_get_matches_from(arguments)?)
-        .map_err(|error| error.format(&mut command_line()))
+    let line = without_variables(command_line(), does_not_count);
+    let matches = line.try_get_matches_from(arguments.clone()).map_err(|error| match error.kind() {
+        // The usage names the options that were given as if they were required, also those of variables.
+        ErrorKind::MissingRequiredArgument => {
+            let again = without_variables(command_line(), |_, _| true).try_get_matches_from(arguments);
+            again.err().unwrap_or(error)
+        }
+        _ => error,
+    })?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command_line()))
 }
 
 /// An empty environment variable counts as unset: templates of containers and units set variables without a value.
 /// Where a server can be named in two ways, an option counts more than the variable of the other, and a host more than a
 /// socket, which is set for `mainstay run` too.
-fn with_the_variables_that_count(command: clap::Command) -> clap::Command {
+fn does_not_count(command: &clap::Command, option: &clap::Arg) -> bool {
     let value = |variable: &OsStr| std::env::var_os(variable);
     let takes_host =
         command.get_arguments().any(|option| option.get_id() == "host" && option.get_env().is_some());
     let names_host = is_given("--host")
         || (!is_given("--socket") && value("MAINSTAY_HOST".as_ref()).is_some_and(|value| !value.is_empty()));
-    let is_ignored = |option: &clap::Arg| {
-        let is_second = takes_host
-            && match option.get_id().as_str() {
-                "socket" => names_host,
-                "host" => is_given("--socket"),
-                _ => false,
-            };
-        is_second || option.get_env().and_then(value).is_some_and(|value| value.is_empty())
-    };
+    let is_second = takes_host
+        && match option.get_id().as_str() {
+            "socket" => names_host,
+            "host" => is_given("--socket"),
+            _ => false,
+        };
+    is_second || option.get_env().and_then(value).is_some_and(|value| value.is_empty())
+}
+
+fn without_variables(
+    command: clap::Command,
+    ignored: fn(&clap::Command, &clap::Arg) -> bool,
+) -> clap::Command {
+    let given = command.clone();
     command
-        .mut_args(|option| if is_ignored(&option) { option.env(None::<&str>) } else { option })
-        .mut_subcommands(with_the_variables_that_count)
+        .mut_args(|option| if ignored(&given, &option) { option.env(None::<&str>) } else { option })
+        .mut_subcommands(|command| without_variables(command, ignored))
 }
 
 fn answer_of_clap(answer: &clap::Error) -> ExitCode {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use super::client::{AskError, Client};
 use super::find::{SocketAt, find};
+use super::output::Form;
 use super::{exit, output};
 
 /// The agent of this host: the first socket that answers, or the named one.
@@ -27,7 +28,12 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
     };
     let (mut answering, why) = answering(found.places.iter().filter(is_meant), MAX_NAMED_JOBS + 1).await;
     match answering.pop() {
-        Some((_, client)) if answering.is_empty() => Ok(client),
+        Some((_, client)) if answering.is_empty() => {
+            if let Some(job) = job.filter(|_| named) {
+                must_know(&client, job).await?;
+            }
+            Ok(client)
+        }
         Some((socket, _)) => {
             let names = answering.iter().map(|(socket, _)| *socket).chain([socket]).map(job_at);
             let mut names: Vec<String> = names.take(MAX_NAMED_JOBS).collect();
@@ -39,6 +45,17 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
         }
         None => Err(no_one(why, found.looked_at.last())),
     }
+}
+
+/// An order for a job must not reach another one whose socket was given.
+async fn must_know(client: &Client, job: &str) -> Result<(), AskError> {
+    let jobs = client.snapshot().await?.jobs;
+    if jobs.iter().any(|of| of.id == job) {
+        return Ok(());
+    }
+    let known: Vec<String> = jobs.iter().take(MAX_NAMED_JOBS).map(|of| output::clean(&of.id)).collect();
+    let reason = format!("no job {job:?} here; known: {known:?}");
+    Err(AskError::Other { socket: client.socket().to_owned(), reason })
 }
 
 /// Maximum number of jobs that are named if the user has to choose one.

@@ -6,7 +6,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use mainstay_model::escape::printable;
+use mainstay_proto::json::versioned;
 use mainstay_proto::v1::{HealthState, Severity};
+pub(super) use mainstay_view::progress::spoken;
+use serde_json::Value;
 
 pub(super) use mainstay_model::escape::clean;
 
@@ -43,6 +46,107 @@ fn has_colours(is_terminal: bool) -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let dumb = set("TERM").is_some_and(|term| term == "dumb");
     is_terminal && set("NO_COLOR").is_none() && !dumb
+}
+
+/// The form of the output.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(super) struct Form {
+    /// Print JSON, as --output json
+    #[arg(long)]
+    json: bool,
+    /// Form of the output
+    #[arg(long, short, value_enum, value_name = "FORM", default_value = "table", conflicts_with = "json")]
+    output: FormName,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum FormName {
+    /// For people.
+    #[default]
+    Table,
+    Json,
+    Yaml,
+}
+
+/// A form for scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Structured {
+    Json,
+    Yaml,
+}
+
+impl Form {
+    /// The form for scripts that is asked for; none for people.
+    pub(super) fn structured(self) -> Option<Structured> {
+        match self.output {
+            _ if self.json => Some(Structured::Json),
+            FormName::Table => None,
+            FormName::Json => Some(Structured::Json),
+            FormName::Yaml => Some(Structured::Yaml),
+        }
+    }
+}
+
+impl Structured {
+    /// A document as text, with its `schema_version`. Several of them may follow each other.
+    pub(super) fn document(self, value: Value) -> String {
+        let value = versioned(value);
+        match self {
+            Structured::Json => format!("{value}\n"),
+            Structured::Yaml => yaml(&value),
+        }
+    }
+}
+
+/// A document of YAML 1.2, of which JSON's scalars are a part.
+fn yaml(value: &Value) -> String {
+    let mut text = "---\n".to_owned();
+    match value {
+        Value::Object(_) | Value::Array(_) if !is_empty(value) => block(value, 0, &mut text),
+        scalar => text.push_str(&format!("{scalar}\n")),
+    }
+    text
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_object().is_some_and(serde_json::Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// The lines of an object or a list that is not empty.
+fn block(value: &Value, depth: usize, text: &mut String) {
+    let indent = "  ".repeat(depth);
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                // JSON's quotes: no name can be read as a number or a truth value.
+                let plain = name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+                let name = if plain && name.len() > 3 {
+                    name.clone()
+                } else {
+                    Value::from(name.as_str()).to_string()
+                };
+                text.push_str(&format!("{indent}{name}:"));
+                nested(value, depth, text);
+            }
+        }
+        Value::Array(values) => {
+            for value in values {
+                text.push_str(&format!("{indent}-"));
+                nested(value, depth, text);
+            }
+        }
+        scalar => text.push_str(&format!("{indent}{scalar}\n")),
+    }
+}
+
+/// What follows a name or a dash.
+fn nested(value: &Value, depth: usize, text: &mut String) {
+    if matches!(value, Value::Object(_) | Value::Array(_)) && !is_empty(value) {
+        text.push('\n');
+        block(value, depth + 1, text);
+    } else {
+        text.push_str(&format!(" {value}\n"));
+    }
 }
 
 /// Opens a file that the user names. A FIFO that nobody writes into would be waited for without a word, and a device
@@ -183,30 +287,27 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A duration in words: "0.3 s", "42 s", "3 min 5 s", "2 h 10 min", "3 d 4 h".
-pub(super) fn spoken(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    match whole {
-        _ if seconds < 9.95 => format!("{:.1} s", seconds.max(0.0)),
-        0..=59 => format!("{whole} s"),
-        60..=3599 => format!("{} min {} s", whole / 60, whole % 60),
-        3600..=86_399 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-        _ => format!("{} d {} h", whole / 86_400, whole % 86_400 / 3600),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use mainstay_proto::json::SCHEMA_VERSION;
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn times_are_spoken_as_people_do() {
-        let response: Vec<String> =
-            [-1.0, 0.04, 9.94, 9.96, 59.4, 61.0, 7321.0, 100_000.0].map(spoken).into();
-        assert_eq!(
-            response,
-            ["0.0 s", "0.0 s", "9.9 s", "10 s", "59 s", "1 min 1 s", "2 h 2 min", "1 d 3 h"]
-        );
+    fn foreign_text_cannot_drive_the_terminal() {
+        assert_eq!(clean("a\x1b[2Jb\nc\u{9b}d"), "a [2Jb c d");
+    }
+
+    #[test]
+    fn a_document_is_json_or_yaml_with_its_version() {
+        let document = json!({
+            "steps": [{ "step": 3, "whole": true }, 4, [], "yes"],
+            "name": "a: b #c\n\"d\"", "on": null, "empty": {}, "64": 1.5,
+        });
+        let json: Value = serde_json::from_str(&Structured::Json.document(document.clone())).unwrap();
+        assert_eq!(json["schema_version"], SCHEMA_VERSION);
+        testing::snapshot!("output", "a document as YAML", Structured::Yaml.document(document));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) struct Args {
     #[command(flatten)]
     ask: AskAny,
     /// Show it again every second until interrupted
-    #[arg(long, visible_alias = "follow", conflicts_with = "json")]
+    #[arg(long, visible_alias = "follow", conflicts_with_all = ["json", "output"])]
     watch: bool,
     /// Show each rank, however many there are
     #[arg(long)]
@@ -59,8 +59,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             .flat_map(|snapshot| snapshot.jobs)
             .filter(|job| args.job.get().map_or(!is_over(job), |id| job.id == *id))
             .collect();
-        if args.ask.json {
-            output::print(&format!("{}\n", json!({ "jobs": jobs })))?;
+        if let Some(form) = args.ask.form.structured() {
+            output::print(&form.document(json!({ "jobs": jobs })))?;
         } else if jobs.is_empty() {
             output::note(&match args.job.get() {
                 Some(job) => format!("no job {job:?} is known here; `mainstay status` shows those that are"),

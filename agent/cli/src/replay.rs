@@ -9,6 +9,7 @@ use mainstay_model::entry::Entry;
 use mainstay_view::replay::{Replayed, UserPolicy, replay_with};
 use serde_json::{Value, json};
 
+use super::output::Form;
 use super::{bundle, exit, explain, output};
 use crate::policy::Script;
 
@@ -27,24 +28,26 @@ Exit status: 0 same verdicts and decisions, 1 at least one differs, 3 there was 
 pub(super) struct Args {
     /// A bundle (- is standard input), a run directory, or the name of a run in the usual place; the newest run if not given
     what: Option<PathBuf>,
+    /// The run, as an option
+    #[arg(long, value_name = "RUN", conflicts_with = "what")]
+    job: Option<PathBuf>,
     /// The policy that decided then (--policy of the run), or another one; without it the built-in one decides
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let entries = match &args.what {
+    let entries = match args.what.as_ref().or(args.job.as_ref()) {
         Some(file) if file.is_file() || file.as_os_str() == "-" => read_bundle(file)?,
-        other => explain::read(&explain::find_run(other.as_deref())?)?,
+        other => explain::read(&explain::find_run(other.map(PathBuf::as_path))?)?,
     };
     let policy = args.policy.as_deref().map(user_policy).transpose()?;
     let replayed = replay_with(&entries, policy.as_ref().map(|policy| policy as &dyn UserPolicy));
-    if args.json {
+    if let Some(form) = args.form.structured() {
         let failures: Vec<Value> = replayed.iter().map(as_json).collect();
-        output::print(&format!("{}\n", json!({ "failures": failures })))?;
+        output::print(&form.document(json!({ "failures": failures })))?;
     } else {
         output::print(&render(&replayed))?;
     }

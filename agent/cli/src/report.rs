@@ -23,6 +23,7 @@ use mainstay_view::node::NodeView;
 use mainstay_view::summary::Recounted;
 use serde_json::{Map, Value, json};
 
+use super::find::RunName;
 use super::output::spoken;
 use super::secrets::Secrets;
 use super::{explain, output, screen};
@@ -37,8 +38,8 @@ use super::{explain, output, screen};
 The report quotes the job's command line and its messages, without secrets: whoever gets the file can read them.
 Exit status: 0 written, 3 there is no such run or the file cannot be written, 64 the command line was not understood.")]
 pub(super) struct Args {
-    /// A run directory, or the name of a run in the usual place; the newest run if not given
-    run: Option<PathBuf>,
+    #[command(flatten)]
+    run: RunName,
     /// Write one self-contained page into this file
     #[arg(long, value_name = "FILE", group = "form")]
     html: Option<PathBuf>,
@@ -50,7 +51,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let run_dir = explain::find_run(args.run.as_deref())?;
+    let run_dir = explain::find_run(args.run.get())?;
     let report = RunReport::from_directory(&run_dir, args.secrets)?;
     match &args.html {
         Some(file) => {

@@ -379,6 +379,17 @@ pub struct Args {
         hide_short_help = true
     )]
     socket: Option<PathBuf>,
+    /// Serve the page of the job, its JSON and metrics on this TCP address, to a network you trust
+    ///
+    /// Texts of the program (command, messages, paths) are not served there. Port 0 is any free one.
+    #[arg(
+        long,
+        env = "MAINSTAY_HTTP",
+        value_name = "ADDRESS:PORT",
+        help_heading = "Output",
+        hide_short_help = true
+    )]
+    http: Option<String>,
     /// Also trust an agent of this user, such as that of another container of the pod: a numeric id
     #[arg(long, env = trust::VARIABLE, value_name = "UID", help_heading = "Agent", hide_short_help = true)]
     trust_agent_uid: Option<u32>,
@@ -442,7 +453,8 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    logging::start(tracing::level_filters::LevelFilter::WARN, logging::Format::Text);
+    let format = if plan.progress { logging::Format::OverProgress } else { logging::Format::Text };
+    logging::start(tracing::level_filters::LevelFilter::WARN, format);
     let ended = app::run_job(plan).await;
     logging::flush(logging::FLUSH_TIMEOUT);
     match ended {

@@ -62,8 +62,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let frames = if args.native { Frames::Native } else { Frames::Python };
     let taken = take(&host, &job, frames, &mut |note| output::note(&note))?;
-    if args.ask.json {
-        output::print(&format!("{}\n", taken.whole))?;
+    if let Some(form) = args.ask.form.structured() {
+        output::print(&form.document(taken.whole))?;
     } else {
         output::print(&shown(&taken, Paint::for_stdout()))?;
     }

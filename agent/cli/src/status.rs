@@ -43,8 +43,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         only_job(&mut answers, job);
     }
     let status = weigh(&answers, args.job.get().is_some());
-    if args.ask.json {
-        output::print(&format!("{}\n", as_json(&answers, &found, status)))?;
+    if let Some(form) = args.ask.form.structured() {
+        output::print(&form.document(as_json(&answers, &found, status)))?;
         return Ok(ExitCode::from(status));
     }
     // A job that was asked for is shown when it is over too.

@@ -9,6 +9,7 @@ use mainstay_model::finding::{Finding, Hint};
 use mainstay_progress::straggler::{Limits, Report};
 use serde_json::{Value, json};
 
+use super::output::Form;
 use super::{exit, output};
 
 /// Find the ranks that slow a job down, from a recorded trace
@@ -38,9 +39,8 @@ pub(super) struct Args {
     /// Known condition of a host or device, quoted as a possible cause: "host-7: clocks at 60 %"
     #[arg(long, value_name = "HOST: FACT")]
     hint: Vec<String>,
-    /// JSON for scripts
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -54,7 +54,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let hints: Vec<Hint> = args.hint.iter().map(|text| hint(text)).collect();
     let report = trace.judge(limits, &hints);
-    output::print(&if args.json { as_json(&report) } else { as_text(&report) })?;
+    output::print(&match args.form.structured() {
+        Some(form) => form.document(as_json(&report)),
+        None => as_text(&report),
+    })?;
     Ok(ExitCode::from(exit::OK))
 }
 
@@ -64,7 +67,7 @@ fn hint(text: &str) -> Hint {
     Hint { host, device: None, about: fact.to_owned(), fact: fact.to_owned() }
 }
 
-fn as_json(report: &Report) -> String {
+fn as_json(report: &Report) -> Value {
     let findings: Vec<Value> = report
         .findings
         .iter()
@@ -76,17 +79,14 @@ fn as_json(report: &Report) -> String {
             object
         })
         .collect();
-    format!(
-        "{:#}\n",
-        json!({
-            "ranks": report.ranks,
-            "steps": report.steps,
-            "self_time": report.self_time,
-            "notes": report.notes,
-            "cause": cause(report),
-            "findings": findings,
-        })
-    )
+    json!({
+        "ranks": report.ranks,
+        "steps": report.steps,
+        "self_time": report.self_time,
+        "notes": report.notes,
+        "cause": cause(report),
+        "findings": findings,
+    })
 }
 
 /// What costs the job most, in one word; `none` if nothing was found.
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(cause(&csv), "slow_rank");
         assert_eq!(csv.findings[0].ranks[0].0, 5);
         assert!(as_text(&csv).contains("rank 5 is 3"), "{}", as_text(&csv));
-        let json: Value = serde_json::from_str(&as_json(&csv)).unwrap();
+        let json = as_json(&csv);
         assert_eq!(json["findings"][0]["what"], "slow_rank");
         assert_eq!(json["findings"][0]["until_step"], Value::Null);
     }

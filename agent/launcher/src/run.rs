@@ -23,6 +23,7 @@ use mainstay_sys::clock;
 use mainstay_sys::inotify::Watcher;
 use mainstay_tier::pool::{PoolOwner, world};
 use mainstay_view::node::BeatView;
+use mainstay_view::progress;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -251,6 +252,7 @@ impl Launcher {
     fn look_around(&mut self) {
         self.poll_group(clock::mono());
         self.sample();
+        self.show_progress();
         // At the latest here: events may arrive without a pause.
         self.journal.snapshots.show_due();
         let messages = self.checkpoints.pool_owner.as_ref().map(PoolOwner::messages).unwrap_or_default();
@@ -317,6 +319,21 @@ impl Launcher {
             journal.snapshots.publish();
         }
         self.agent.sample(attempt, beats);
+    }
+
+    /// Shows on the terminal how far the job is.
+    fn show_progress(&mut self) {
+        if !self.output.terminal.shows_progress() {
+            return;
+        }
+        let Some(job) = self.journal.snapshots.view().jobs.get(&self.journal.job) else { return };
+        if let Some(step) = job.step {
+            self.output.rate.add(job.step_at, job.attempt, step);
+        }
+        let tiers = self.checkpoints.pool_owner.as_ref().map(PoolOwner::status).unwrap_or_default();
+        let saved = tiers.memory.or(tiers.disk).map(|(_, age)| age);
+        let now = clock::mono();
+        self.output.terminal.progress(progress::parts(job, now, self.output.rate.rate(now), saved));
     }
 
     /// Asks the agent for its evidence about a failure.
@@ -570,6 +587,7 @@ impl Launcher {
     }
 
     async fn end(mut self, exit: i32, mut outside: Outside) -> JobEnd {
+        self.output.terminal.progress(Vec::new());
         self.journal.snapshots.release();
         self.finish_moving().await;
         // What it keeps for others is in the pool, which is removed.

@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod apart;
+pub mod c_library;
 pub mod calls;
 pub mod cgroup;
 pub mod child;

@@ -167,6 +167,33 @@ async fn status_of_one_job_is_the_jobs() {
 }
 
 #[tokio::test]
+async fn an_unknown_job_is_an_error_of_every_command_in_both_forms() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job("good");
+    let order = ["--reason", "a test"];
+    let commands: [&[&str]; 8] = [
+        &["status"],
+        &["ranks"],
+        &["stacks"],
+        &["events"],
+        &["explain"],
+        &["goodput"],
+        &["job", "restart", order[0], order[1]],
+        &["inject", "kill", "--rank", "0", order[0], order[1]],
+    ];
+    for command in commands {
+        for named in [&["nope"][..], &["--job", "nope"]] {
+            let mut asked = mainstay(dir.path());
+            let output = run(asked.args(command).args(named).arg("--socket").arg(&server.socket)).await;
+            assert_eq!(output.status.code(), Some(3), "{command:?} {named:?}: {output:?}");
+            assert!(stderr(&output).contains("nope"), "{command:?} {named:?}: {output:?}");
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
     let dir = testing::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
@@ -356,11 +383,15 @@ async fn usage_errors_are_64_and_help_has_examples() {
         let output = run(mainstay(dir.path()).args(args)).await;
         assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
     }
+    let output = run(mainstay(dir.path()).arg("run").env("MAINSTAY_SOCKET", "/nowhere")).await;
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(!stderr(&output).contains("--socket"), "a variable is no required option: {output:?}");
     for command in ["status", "events", "version", "completions"] {
         let output = run(mainstay(dir.path()).args([command, "--help"])).await;
         assert_eq!(output.status.code(), Some(0));
         let text = stdout(&output);
-        assert!(text.contains("Examples:") && text.contains("--json"), "{text}");
+        assert!(text.contains("Examples:"), "{text}");
+        assert!(command == "completions" || text.contains("--json") && text.contains("--output"), "{text}");
     }
 }
 
@@ -370,8 +401,44 @@ async fn version_and_completions_are_printed() {
     let output = run(mainstay(dir.path()).args(["version", "--json"])).await;
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
-    for shell in ["bash", "zsh", "fish"] {
+    assert_eq!((&json["schema_version"], &json["protocols"]["json"]), (&1.into(), &"1".into()));
+    assert!(json["glibc"].is_string() && json["protocols"]["launchers"].is_string(), "{json}");
+    let output = run(mainstay(dir.path()).args(["version", "--output", "yaml"])).await;
+    assert!(stdout(&output).starts_with("---\n"), "{output:?}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = run(mainstay(dir.path()).args(["completions", shell])).await;
-        assert!(stdout(&output).contains("events"), "{shell}");
+        assert!(stdout(&output).contains("MAINSTAY_COMPLETE"), "{shell}");
     }
+}
+
+#[tokio::test]
+async fn a_shell_completes_commands_and_the_names_of_running_jobs() {
+    let dir = testing::tempdir().unwrap();
+    let runs = dir.path().join("runs");
+    for job in ["exp-7", "exp-8", "other"] {
+        std::fs::create_dir_all(runs.join(job)).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(runs.join(job).join("api.sock")).unwrap();
+        // The socket stays; no one has to answer.
+        drop(socket);
+    }
+    let script = stdout(&run(mainstay(dir.path()).args(["completions", "bash"])).await);
+    let program = mainstay(dir.path()).as_std().get_program().to_owned();
+    let completed = async |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let last = words.len() - 1;
+        let ask = format!(
+            "{script}\nmainstay() {{ {program:?} \"$@\"; }}\nCOMP_WORDS=({}{}) COMP_CWORD={last} COMP_TYPE=9\n\
+             _clap_complete_mainstay mainstay \"${{COMP_WORDS[$COMP_CWORD]}}\"\necho \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            if words[last].is_empty() { "''" } else { "" },
+        );
+        let mut shell = tokio::process::Command::new("bash");
+        let output = run(shell.args(["-c", &ask]).env("MAINSTAY_RUNTIME_DIR", &runs)).await;
+        let mut found: Vec<String> = stdout(&output).split_whitespace().map(str::to_owned).collect();
+        found.sort();
+        found
+    };
+    assert_eq!(completed("mainstay rank").await, ["ranks"]);
+    assert_eq!(completed("mainstay ranks exp").await, ["exp-7", "exp-8"]);
+    assert_eq!(completed("mainstay status --job ot").await, ["other"]);
 }

@@ -7,5 +7,7 @@ pub mod goodput;
 pub mod incident_report;
 pub mod node;
 pub mod placement;
+pub mod progress;
 pub mod replay;
+pub mod step_rate;
 pub mod summary;

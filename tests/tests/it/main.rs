@@ -38,6 +38,7 @@ mod peers;
 mod pods;
 mod policy;
 mod ports;
+mod progress;
 mod sealing;
 mod served_logs;
 mod several_hosts;

@@ -89,7 +89,12 @@ fn the_page_shows_a_job_that_runs_and_a_report_the_same_job_without_a_server() {
     if let Some(seen) = read(&python, &format!("{url}/"), "live") {
         assert!(shows(&seen, "jobs", job.id()) && shows(&seen, "ranks", "connected"), "{seen:#}");
         assert!(shows(&seen, "incidents", "SIGKILL") && shows(&seen, "components", "host.cpu"), "{seen:#}");
+        assert!(shows(&seen, "bars", "training") && shows(&seen, "causes", "SIGKILL"), "{seen:#}");
         assert_eq!(seen["map"], true);
+        let requests: Vec<&str> =
+            seen["requests"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert!(requests.iter().any(|of| of.contains("/v1/stream")), "{seen:#}");
+        assert!(!requests.iter().any(|of| of.contains("/v1/jobs")), "the page does not poll: {seen:#}");
     }
     stage.mark("end");
     let run_dir = job.run_dir();

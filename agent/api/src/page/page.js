@@ -2,9 +2,10 @@
 // answers are in the file, and nothing is asked.
 "use strict";
 
-const REFRESH = 2000;
+const RETRY = 2000; // milliseconds until a refused stream is opened again
 const COLUMNS = 120; // samples of the heat map
 const MOST_ROWS = 256; // of the heat map; more ranks share rows, of which the slowest counts
+const MOST_CAUSES = 8;
 const MOST_RANKS = 32; // in the table; of more, the remarkable ones
 const INCIDENT_KINDS = "verdict,decision,outcome,finding";
 
@@ -110,7 +111,7 @@ function select(id) {
     delete at(part).dataset.shown;
     delete at(part).dataset.key;
   }
-  refresh();
+  follow();
 }
 
 function showJobs({ jobs }, now) {
@@ -157,9 +158,32 @@ function showJob(job, now) {
     ["Run directory", job.run_dir],
   ].filter(([, value]) => value);
   show(at("facts"), ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
-  showGoodput(job.goodput);
+  showGoodput(job.goodput || (job.books && goodputOf(job.books)));
+  showCauses(job.books);
   showTiers(job, now);
   showRanks(job);
+}
+
+// The same of the books of a job that runs.
+function goodputOf(books) {
+  const parts = {};
+  for (const { state, time } of books.times) parts[state] = (parts[state] || 0) + time;
+  const wall = Object.values(parts).reduce((sum, of) => sum + of, 0);
+  const lost = books.causes.reduce((sum, of) => sum + of.lost_steps, 0);
+  return { wall_s: wall, parts, steps: books.steps, steps_lost: lost,
+    goodput: books.measured && wall ? (parts.training || 0) / wall : undefined };
+}
+
+// What lost time is charged to, the most expensive first.
+function showCauses(books) {
+  const causes = books ? books.causes.map((of) => ({ of, lost: 0 })) : [];
+  for (const { cause, time } of books ? books.times : []) {
+    if (cause !== undefined) causes[cause].lost += time;
+  }
+  const rows = causes.filter(({ lost }) => lost > 0).sort((a, b) => b.lost - a.lost).slice(0, MOST_CAUSES)
+    .map(({ of, lost }) => ({ cells: [of.headline || of.kind, of.host || "-", of.lost_steps, spoken(lost)] }));
+  show(at("causes"), ...(rows.length ? [table("What lost time is charged to", [word("Cause"), word("Host"),
+    number("Steps done twice"), number("Time")], rows)] : []));
 }
 
 // The time of the job by what it was spent on; seconds by category.
@@ -243,7 +267,7 @@ function colour(name) {
   return [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16));
 }
 
-// One column per refresh, newest at the right; one row per rank, or per group of ranks.
+// One column per state, newest at the right; one row per rank, or per group of ranks.
 function drawMap(ranks) {
   const rows = Math.min(ranks.length, MOST_ROWS);
   const canvas = at("map");
@@ -269,7 +293,7 @@ function drawMap(ranks) {
   const text = (last[worst] || 0) > 0.2 ? `rank ${ranks[worst].rank} is the slowest` : "no rank is slower than the others";
   canvas.setAttribute("aria-label", `${ranks.length} ranks by time: ${text}`);
   at("map-caption").textContent = `Rows are ranks 0 to ${ranks.length - 1} from the top, columns the last ` +
-    `${samples.columns.length} refreshes, the newest at the right. Strong color: 30 % slower than its peers, or 4 steps behind. Now: ${text}.`;
+    `${samples.columns.length} states, the newest at the right. Strong color: 30 % slower than its peers, or 4 steps behind. Now: ${text}.`;
 }
 
 const timeline = { job: undefined, cursor: 0, events: [], busy: false };
@@ -332,40 +356,61 @@ function showIncidents(job) {
   at("incidents").replaceChildren(...(all.length ? all : [el("p", { class: "quiet" }, "no failure and no finding")]));
 }
 
-let running = false;
-
-async function refresh() {
-  if (running) return;
-  running = true;
-  try {
-    const [node, devices, jobs] = await Promise.all([get("v1/node"), get("v1/devices"), get("v1/jobs")]);
-    const now = node.server.time;
-    showNode(node);
-    showDevices(devices);
-    showJobs(jobs, now);
-    if (selected === undefined) {
-      at("job").hidden = true;
-    } else {
-      const { job } = await get(`v1/jobs/${encodeURIComponent(selected)}`);
-      if (job.id === selected) {
-        showJob(job, now);
-        await followIncidents(job.id).catch((error) => { at("incidents").textContent = error.message; });
-      }
-    }
-    at("connection").textContent = inlined ? `report of ${clock(now)}` : `as of ${clock(now)}`;
-    at("connection").className = "";
-  } catch (error) {
-    at("connection").textContent = `no answer: ${error.message}; what is shown may be old`;
-    at("connection").className = "bad";
-  } finally {
-    running = false;
-    document.body.dataset.ready = "true";
+async function apply({ node, devices, jobs, job }) {
+  const now = node.server.time;
+  showNode(node);
+  showDevices(devices);
+  showJobs(jobs, now);
+  if (selected === undefined) {
+    at("job").hidden = true;
+  } else if (job && job.job.id === selected) {
+    showJob(job.job, now);
+    await followIncidents(selected).catch((error) => { at("incidents").textContent = error.message; });
   }
+  say(inlined ? `report of ${clock(now)}` : `as of ${clock(now)}`);
+  document.body.dataset.ready = "true";
 }
 
-refresh();
-if (!inlined) {
-  // Nothing is asked for a page that no one sees.
-  setInterval(() => document.hidden || refresh(), REFRESH);
-  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+function say(text, isBad) {
+  at("connection").textContent = text;
+  at("connection").className = isBad ? "bad" : "";
+}
+
+let stream; // of the state, with the job that it was opened for
+let retry;
+
+// Opens the stream for the selected job. Nothing is asked for a page that no one sees.
+function follow() {
+  clearTimeout(retry);
+  if (stream) stream.source.close();
+  stream = undefined;
+  if (document.hidden) return;
+  const job = selected;
+  const source = new EventSource(job === undefined ? "v1/stream" : `v1/stream?job=${encodeURIComponent(job)}`);
+  stream = { source, job };
+  source.addEventListener("state", (event) => {
+    apply(JSON.parse(event.data)).catch((error) => say(error.message, true));
+    // The first state tells which jobs there are.
+    if (selected !== job) follow();
+  });
+  source.addEventListener("error", () => {
+    say("no answer from the server; what is shown may be old", true);
+    document.body.dataset.ready = "true";
+    // The browser connects again by itself, unless the server refused.
+    if (source.readyState === EventSource.CLOSED) retry = setTimeout(follow, RETRY);
+  });
+}
+
+async function showReport() {
+  const [node, devices, jobs] = await Promise.all([get("v1/node"), get("v1/devices"), get("v1/jobs")]);
+  selected = jobs.jobs.length ? jobs.jobs[0].id : undefined;
+  const job = selected && await get(`v1/jobs/${encodeURIComponent(selected)}`);
+  await apply({ node, devices, jobs, job });
+}
+
+if (inlined) {
+  showReport().catch((error) => say(error.message, true));
+} else {
+  follow();
+  document.addEventListener("visibilitychange", follow);
 }

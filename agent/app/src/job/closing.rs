@@ -5,8 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use mainstay_model::time::Span;
 use mainstay_progress::goodput::TimeCategory;
+use mainstay_proto::json::versioned;
 use mainstay_recovery::job::Summary;
+use mainstay_view::progress::spoken;
+use serde_json::Value;
 
 use super::signals::caught;
 use mainstay_launcher::log_files;
@@ -34,7 +38,7 @@ pub(super) fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
 /// signal ends the wait. What is not copied to where people find the logs is reported.
 pub(super) async fn show_the_rest(
     terminal: Terminal,
-    closing: String,
+    closing: Closing,
     run_dir: &Path,
     mut mirror: Option<LogMirror>,
     of_signals: &[i32],
@@ -47,7 +51,7 @@ pub(super) async fn show_the_rest(
             terminal.print(notice);
         }
         mirror.as_mut().and_then(LogMirror::copy_all).into_iter().for_each(|line| terminal.print(line));
-        terminal.print(closing);
+        terminal.print_as(&closing.shown, &closing.line);
         terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
         if let Some(mirror) = mirror {
             mirror.end();
@@ -68,10 +72,19 @@ pub(super) async fn show_the_rest(
     let _ = showing.await;
 }
 
+/// The summary for scripts.
+pub(super) fn versioned_summary(summary: &Summary) -> serde_json::Result<Value> {
+    serde_json::to_value(summary).map(versioned)
+}
+
+fn document(summary: &Summary) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec_pretty(&versioned_summary(summary)?)
+}
+
 /// Writes `summary.json` next to the logs.
 pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
     let path = run_dir.join("summary.json");
-    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+    let written = document(summary).map_err(std::io::Error::from).and_then(|text| {
         let path = path.clone();
         let written = log_files::ask(move || std::fs::write(path, text));
         written.unwrap_or_else(|| Err(std::io::Error::other("its file system does not answer")))
@@ -85,7 +98,7 @@ pub(super) fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Termin
 pub(super) fn write_status(file: &Path, summary: &Summary, terminal: &Terminal) {
     let part = format!("{}.{}-{:x}", file.display(), std::process::id(), mainstay_sys::clock::now().wall.0);
     let path = file.to_owned();
-    let written = serde_json::to_vec_pretty(summary).map_err(std::io::Error::from).and_then(|text| {
+    let written = document(summary).map_err(std::io::Error::from).and_then(|text| {
         let written = log_files::ask(move || {
             std::fs::write(&part, text)?;
             std::fs::rename(&part, path).inspect_err(|_| drop(std::fs::remove_file(&part)))
@@ -97,8 +110,91 @@ pub(super) fn write_status(file: &Path, summary: &Summary, terminal: &Terminal) 
     }
 }
 
+/// The number of losses that the closing table names.
+const MAX_LOSSES: usize = 3;
+
+/// The end of a job as a terminal shows it.
+pub(super) struct Closing {
+    /// What the terminal shows: the line, or a short table.
+    pub(super) shown: String,
+    /// What the log keeps: the line.
+    pub(super) line: String,
+}
+
+impl Closing {
+    /// The line alone.
+    pub(super) fn line(line: String) -> Closing {
+        Closing { shown: line.clone(), line }
+    }
+
+    /// The end of a job: a table for a terminal, else a line.
+    pub(super) fn of(job: &str, summary: &Summary, is_terminal: bool) -> Closing {
+        let line = closing_line(job, summary);
+        let shown = if is_terminal { closing_table(job, summary) } else { line.clone() };
+        Closing { shown, line }
+    }
+}
+
+/// The end of a job as a short table: what came of it, the largest losses, and what to look at next.
+fn closing_table(job: &str, summary: &Summary) -> String {
+    let accounting = &summary.accounting;
+    let mut rows = vec![format!("job {job} ended with status {}: {}", summary.exit, summary.reason)];
+    if summary.attempts == 0 {
+        return rows.remove(0);
+    }
+    let mut row = |name: &str, value: String| rows.push(format!("  {name:<11}{value}"));
+    row("time", spoken(accounting.wall.as_seconds()));
+    if let Some(share) = accounting.goodput {
+        let repeats = match (accounting.counted, accounting.steps_lost) {
+            (_, 0) => String::new(),
+            (false, again) => format!(", {again} of them done twice"),
+            (true, most) => format!(", at most {most} of them done twice"),
+        };
+        row("steps", format!("{}{repeats}", accounting.steps));
+        row("goodput", format!("{}{:.1} %", goodput_bound(summary), share * 100.0));
+    }
+    if summary.attempts > 1 {
+        row("restarts", (summary.attempts - 1).to_string());
+    }
+    let losses = losses(summary);
+    if !losses.is_empty() {
+        let named = losses.iter().map(|(name, time)| format!("{name} {}", spoken(time.as_seconds())));
+        row("losses", named.collect::<Vec<_>>().join(", "));
+    }
+    if let Some(advised) = &summary.saving {
+        row(
+            "checkpoints",
+            format!("saving every {:.0} s costs least, not every {:.0} s", advised.every, advised.was),
+        );
+    }
+    let next = if summary.incidents.is_empty() { "goodput" } else { "explain" };
+    row("next", format!("mainstay {next} {job}"));
+    rows.join("\n")
+}
+
+/// The largest losses of time, from a tenth of a second on.
+fn losses(summary: &Summary) -> Vec<(String, Span)> {
+    let accounting = &summary.accounting;
+    // Without heartbeats it is unknown what of the time was lost.
+    let parts = accounting.parts.iter().filter(|_| accounting.goodput.is_some());
+    let lost = parts.filter(|(state, time)| **state != TimeCategory::Training && time.as_seconds() >= 0.1);
+    let mut lost: Vec<(String, Span)> = lost.map(|(state, time)| (state.to_string(), *time)).collect();
+    lost.sort_by(|a, b| b.1.cmp(&a.1));
+    lost.truncate(MAX_LOSSES);
+    lost
+}
+
+/// Steps that ranks in their old processes do again have new numbers, so that none seems to be done twice.
+fn goodput_bound(summary: &Summary) -> &'static str {
+    match (summary.accounting.counted, summary.accounting.steps_lost) {
+        (false, _) => "",
+        (true, 0) => "at most ",
+        (true, _) => "at least ",
+    }
+}
+
 /// The closing line.
-pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
+fn closing_line(job: &str, summary: &Summary) -> String {
     let accounting = &summary.accounting;
     let mut parts: Vec<(&TimeCategory, f64)> =
         accounting.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
@@ -111,12 +207,7 @@ pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
     let parts: Vec<String> =
         parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.describe()));
-    // Steps that ranks in their old processes do again have new numbers, so that none seems to be done twice.
-    let bound = match (accounting.counted, accounting.steps_lost) {
-        (false, _) => "",
-        (true, 0) => "at most ",
-        (true, _) => "at least ",
-    };
+    let bound = goodput_bound(summary);
     let goodput = accounting
         .goodput
         .map_or_else(String::new, |share| format!("goodput {bound}{:.1} % of ", share * 100.0));
@@ -141,4 +232,39 @@ pub(super) fn closing_line(job: &str, summary: &Summary) -> String {
         return ended;
     }
     format!("{ended}; {restarts}{steps}, {goodput}{} ({}){saving}", accounting.wall, parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_a_short_table_and_the_log_one_line() {
+        const SECOND: u64 = 1_000_000_000;
+        let summary = json!({
+            "exit": 0,
+            "reason": "all ranks succeeded",
+            "attempts": 2,
+            "books": {
+                "wall": 1200 * SECOND,
+                "parts": {
+                    "training": 1100 * SECOND, "lost_work": 40 * SECOND, "starting": 30 * SECOND,
+                    "initialising": 20 * SECOND, "stopping": 10 * SECOND,
+                },
+                "goodput": 1100.0 / 1200.0,
+                "steps": 5000,
+                "steps_lost": 180,
+            },
+            "incidents": [{
+                "incident": 1, "headline": "rank 1 was killed", "decision": "restart", "fault_at": 1, "detected_at": 2,
+            }],
+        });
+        let summary: Summary = serde_json::from_value(summary).unwrap();
+        let closing = Closing::of("exp-7", &summary, true);
+        testing::snapshot!("closing", "on a terminal", closing.shown);
+        testing::snapshot!("closing", "in the log", closing.line);
+        assert_eq!(Closing::of("exp-7", &summary, false).shown, closing.line);
+    }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::files::{print_steps, weighed};
 use super::show::size;
 use super::{one_of, print_result};
-use crate::output::clean;
+use crate::output::{Form, clean};
 use crate::{exit, output};
 
 /// Whether a URL was given in place of a directory.
@@ -42,15 +42,15 @@ fn stored_name(storage: &DirectBucket, run: &str) -> anyhow::Result<String> {
     Ok(stored.max_by_key(|run| owner::owner(run) == Some(uid)).unwrap_or_else(|| run.to_owned()))
 }
 
-pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn list(url: &Path, run: Option<&str>, form: Form) -> anyhow::Result<ExitCode> {
     let url = url.display().to_string();
     let storage = DirectBucket::open(&url)?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
     let (states, problems) = storage.list(run.as_deref())?;
-    print_steps(&url, &states, &problems, as_json)
+    print_steps(&url, &states, &problems, form)
 }
 
-pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn verify(url: &Path, run: Option<&str>, form: Form) -> anyhow::Result<ExitCode> {
     let (mut good, mut bytes, mut bad) = (0, 0, Vec::new());
     let storage = DirectBucket::open(&url.display().to_string())?;
     let run = run.map(|run| stored_name(&storage, run)).transpose()?;
@@ -58,7 +58,7 @@ pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Re
         Ok(size) => (good, bytes) = (good + 1, bytes + size),
         Err(problem) => bad.push(problem),
     })?;
-    weighed(good, bytes, &bad, as_json)
+    weighed(good, bytes, &bad, form)
 }
 
 pub(super) fn pull(
@@ -66,26 +66,26 @@ pub(super) fn pull(
     run: &str,
     directory: &Path,
     ranks: &[u32],
-    as_json: bool,
+    form: Form,
 ) -> anyhow::Result<ExitCode> {
     let say = |line: String| output::note(&clean(&line));
     let storage = DirectBucket::open(url)?;
     let run = stored_name(&storage, run)?;
     let Some(pulled) = storage.pull(&run, ranks, directory, &say)? else {
-        print_result(as_json, &json!({"step": null}), "no complete step of this run exists")?;
+        print_result(form, json!({"step": null}), "no complete step of this run exists")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": pulled.step, "shards_fetched": pulled.shards, "bytes_fetched": pulled.bytes});
     let text = format!("step {}: {} shard(s), {}", pulled.step, pulled.shards, size(pulled.bytes));
-    print_result(as_json, &value, &text)
+    print_result(form, value, &text)
 }
 
-pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn push(url: &str, run: &str, directory: &Path, form: Form) -> anyhow::Result<ExitCode> {
     let Some((step, sent)) = DirectBucket::open(url)?.push(run, directory)? else {
-        print_result(as_json, &json!({"step": null}), "the directory has no whole step of this run")?;
+        print_result(form, json!({"step": null}), "the directory has no whole step of this run")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let value = json!({"step": step, "bytes_sent": sent.bytes, "bytes_there": sent.there});
     let text = format!("step {step}: {} sent, {} already stored", size(sent.bytes), size(sent.there));
-    print_result(as_json, &value, &text)
+    print_result(form, value, &text)
 }

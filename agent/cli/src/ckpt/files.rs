@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::show::{age, size};
 use super::weigh;
-use crate::output::clean;
+use crate::output::{Form, clean};
 use crate::{exit, output};
 
 /// Maximum number of shards with problems that are named.
 const MAX_PROBLEMS: usize = 5;
 
 /// The steps of a directory according to their manifests; the data is not read.
-pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn list(directory: &Path, run: Option<&str>, form: Form) -> anyhow::Result<ExitCode> {
     must_exist(directory)?;
     let mut copies = Vec::new();
     let mut problems = Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
     copies.retain(|copy| run.is_none_or(|run| lineage::is_asked(copy.shard.key.run_id(), run)));
-    print_steps(&directory.display().to_string(), &steps(&copies, None), &problems, as_json)
+    print_steps(&directory.display().to_string(), &steps(&copies, None), &problems, form)
 }
 
 fn must_exist(directory: &Path) -> anyhow::Result<()> {
@@ -39,11 +39,11 @@ pub(super) fn print_steps(
     place: &str,
     states: &[StepState],
     problems: &[String],
-    as_json: bool,
+    form: Form,
 ) -> anyhow::Result<ExitCode> {
-    if as_json {
+    if let Some(form) = form.structured() {
         let value = json!({"directory": place, "steps": states.iter().map(step_json).collect::<Vec<_>>(), "problems": problems});
-        output::print(&format!("{value}\n"))?;
+        output::print(&form.document(value))?;
     } else {
         let lines: Vec<String> = states.iter().map(line).collect();
         output::print(&lines.concat())?;
@@ -56,7 +56,7 @@ pub(super) fn print_steps(
 }
 
 /// Reads all data of a directory and compares it.
-pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn verify(directory: &Path, form: Form) -> anyhow::Result<ExitCode> {
     must_exist(directory)?;
     let (mut good, mut bytes, mut bad) = (0_usize, 0_u64, Vec::new());
     verify_directory(directory, |path, checked| match checked {
@@ -66,13 +66,13 @@ pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode
         }
         Err(problem) => bad.push(format!("{}: {problem}", path.display())),
     });
-    weighed(good, bytes, &bad, as_json)
+    weighed(good, bytes, &bad, form)
 }
 
 /// Prints the result of the comparison.
-pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], as_json: bool) -> anyhow::Result<ExitCode> {
-    if as_json {
-        output::print(&format!("{}\n", json!({"good": good, "bytes": bytes, "problems": bad})))?;
+pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], form: Form) -> anyhow::Result<ExitCode> {
+    if let Some(form) = form.structured() {
+        output::print(&form.document(json!({"good": good, "bytes": bytes, "problems": bad})))?;
     } else {
         bad.iter().try_for_each(|problem| output::print(&format!("BAD  {}\n", clean(problem))))?;
         output::print(&format!("{good} shard(s), {}, as they were sealed\n", size(bytes)))?;

@@ -1,5 +1,7 @@
 //! torchrun's options for a single host: how ranks are started, where they run, and how their output looks.
 
+use std::io::IsTerminal;
+
 use nix::sys::signal::Signal;
 
 use super::values::switch;
@@ -59,6 +61,14 @@ pub(super) struct HostOptions {
     /// Start each line of the launcher with its time (UTC); default: if standard error is not a terminal
     #[arg(long, env = "MAINSTAY_TIMESTAMPS", value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch("MAINSTAY_TIMESTAMPS"), help_heading = "Output", hide_short_help = true)]
     pub(super) timestamps: Option<bool>,
+    /// Do not show step, pace and checkpoint age on the last line of the terminal
+    #[arg(long, env = "MAINSTAY_NO_PROGRESS", value_parser = switch("MAINSTAY_NO_PROGRESS"), help_heading = "Output", hide_short_help = true)]
+    pub(super) no_progress: bool,
+}
+
+/// Whether standard error is a terminal that can erase a line.
+pub(super) fn is_terminal() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Texts that lines are searched for.
@@ -68,7 +78,6 @@ pub(super) struct Filters(pub(super) Vec<String>);
 impl HostOptions {
     /// Whether the launcher's lines start with their time.
     pub(super) fn timestamps(&self) -> bool {
-        use std::io::IsTerminal;
         self.timestamps.unwrap_or_else(|| !std::io::stderr().is_terminal())
     }
 

@@ -8,7 +8,7 @@ use mainstay_recovery::policy::Budget;
 
 use super::command::command;
 use super::values::{CheckpointMemory, duration, limits};
-use super::{Args, cluster, hosts, xpu};
+use super::{Args, cluster, host_options, hosts, xpu};
 use crate::torchrun;
 use mainstay_app::{JobPlan, default_paths};
 use mainstay_launcher::checkpoints::lineage;
@@ -133,9 +133,12 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
         runtime_root: args.runtime_dir,
         agent_socket: args.socket,
         look_for_agent: !args.no_agent,
+        http: args.http,
         print_summary: args.json,
         status_file: args.status_file,
         timestamps: args.host.timestamps(),
+        is_terminal: host_options::is_terminal(),
+        progress: host_options::is_terminal() && !args.host.no_progress,
         signals: args.host.signals_to_handle,
         from_environment: found.sources,
     })

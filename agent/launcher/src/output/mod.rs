@@ -12,6 +12,7 @@ use std::path::Path;
 use mainstay_diagnosis::unrunnable;
 use mainstay_model::entry::{ExitStatus, Note};
 use mainstay_model::id::Attempt;
+use mainstay_view::step_rate::StepRate;
 
 use crate::ranks::process::RankProcess;
 use crate::settings::Shown;
@@ -25,6 +26,8 @@ pub(crate) struct Output {
     pub(crate) terminal: Terminal,
     /// What ranks write, and when.
     pub(crate) spoken: RankOutput,
+    /// The speed of the job, for people.
+    pub(crate) rate: StepRate,
     shown: Shown,
     /// `ROLE_NAME`.
     role: String,
@@ -32,7 +35,7 @@ pub(crate) struct Output {
 
 impl Output {
     pub(crate) fn new(terminal: Terminal, shown: Shown, role: String) -> Output {
-        Output { terminal, spoken: RankOutput::start(), shown, role }
+        Output { terminal, spoken: RankOutput::start(), rate: StepRate::default(), shown, role }
     }
 
     /// Watches the output of a new process, and shows it.

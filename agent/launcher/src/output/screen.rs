@@ -1,7 +1,7 @@
 //! The thread's work: it follows files, takes orders, and writes to the streams as fast as they are read.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_sys::sparse::data_from;
 use mainstay_sys::timed_files::Patient;
+use mainstay_view::progress;
 
 use super::terminal::{Duplicate, FollowedFile, Stream, UndisplayedOutput};
 use crate::log_files;
@@ -39,6 +40,8 @@ pub(crate) enum Order {
     },
     /// A line for scripts, on standard output.
     Print(String),
+    /// What the last line of the terminal shows: as many of these parts as fit.
+    Progress(Vec<String>),
     /// Show the rest of all files and forget them; answered on the sender.
     Flush(Sender<()>),
     /// Drop what was not taken; answers how much it is.
@@ -60,6 +63,8 @@ pub(crate) struct Screen {
     looked: Instant,
     /// Whether a file has more than was read.
     behind: bool,
+    /// What the last line of the terminal shows; empty for nothing.
+    progress: Vec<String>,
 }
 
 impl Screen {
@@ -75,6 +80,7 @@ impl Screen {
             taken,
             looked: Instant::now(),
             behind: false,
+            progress: Vec::new(),
         }
     }
 
@@ -118,6 +124,13 @@ impl Screen {
                 self.sink(Stream::Stderr).push_own(&shown);
             }
             Order::Print(line) => self.sink(Stream::Stdout).push(format!("{line}\n").as_bytes()),
+            // On two terminals, or on one under two names, lines of the other stream would end up in the middle of it.
+            Order::Progress(parts) if self.sinks.len() == 1 || !io::stdout().is_terminal() => {
+                self.progress = parts;
+                let text = self.progress_line();
+                self.sink(Stream::Stderr).draw(&text);
+            }
+            Order::Progress(_) => {}
             Order::Flush(done) => {
                 self.files.iter_mut().for_each(|(_, follower)| follower.is_last_look = true);
                 self.flushes.push(done);
@@ -137,6 +150,16 @@ impl Screen {
         }
     }
 
+    /// What the last line of the terminal shows now.
+    fn progress_line(&mut self) -> String {
+        if self.progress.is_empty() {
+            return String::new();
+        }
+        // The last column stays empty: some terminals go to the next line once it is written.
+        let columns = self.sink(Stream::Stderr).columns().map(|columns| columns - 1);
+        columns.map(|columns| progress::line(&self.progress, columns)).unwrap_or_default()
+    }
+
     fn sink(&mut self, stream: Stream) -> &mut Sink {
         let last = self.sinks.len() - 1;
         &mut self.sinks[if stream == Stream::Stderr { last } else { 0 }]
@@ -148,6 +171,11 @@ impl Screen {
         }
         let taken: u64 = self.sinks.iter_mut().map(Sink::advance).sum();
         self.taken.fetch_add(taken, Ordering::Relaxed);
+        if taken > 0 && self.sinks.iter().all(Sink::is_empty) {
+            // Lines were shown in its place.
+            let text = self.progress_line();
+            self.sink(Stream::Stderr).draw(&text);
+        }
         let is_done = self.sinks.iter().all(Sink::is_empty)
             && self.files.iter().all(|(_, follower)| !follower.is_last_look);
         if is_done {

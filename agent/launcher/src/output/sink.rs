@@ -17,6 +17,9 @@ const ROOM: usize = 256 * 1024;
 /// The launcher's own lines are kept only while fewer bytes than this wait. Beyond that they are only counted.
 const ROOM_FOR_OWN: usize = 1024 * 1024;
 
+/// Goes to the start of the line, and erases it.
+const ERASE: &[u8] = b"\r\x1b[K";
+
 /// At most this many bytes are written before orders are checked again.
 const IN_A_TURN: usize = 256 * 1024;
 
@@ -27,11 +30,22 @@ pub(crate) struct Sink {
     left_out: u64,
     /// Whether the reader is gone: writes are discarded.
     gone: bool,
+    /// The text on the last line of the terminal, which the next line replaces; empty if there is none.
+    drawn: String,
+    /// How many of the waiting bytes are that text. They are the first ones.
+    drawing: usize,
 }
 
 impl Sink {
     pub(crate) fn new(stream: impl AsFd + Send + 'static) -> Sink {
-        Sink { stream: Box::new(stream), waiting: VecDeque::new(), left_out: 0, gone: false }
+        Sink {
+            stream: Box::new(stream),
+            waiting: VecDeque::new(),
+            left_out: 0,
+            gone: false,
+            drawn: String::new(),
+            drawing: 0,
+        }
     }
 
     /// Standard output and standard error. One sink if both are the same file, so that lines are not mixed.
@@ -53,15 +67,34 @@ impl Sink {
         self.waiting.is_empty()
     }
 
-    /// Bytes that the reader has not taken yet.
+    /// Bytes of lines that the reader has not taken yet.
     pub(crate) fn waiting(&self) -> u64 {
-        self.waiting.len() as u64
+        self.waiting.len().saturating_sub(self.drawing) as u64
     }
 
+    /// Adds whole lines. They replace what is drawn on the last line.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        if !self.gone {
-            self.waiting.extend(bytes);
+        if self.gone {
+            return;
         }
+        if !std::mem::take(&mut self.drawn).is_empty() {
+            self.waiting.extend(ERASE);
+        }
+        self.waiting.extend(bytes);
+    }
+
+    /// Shows a text on the last line of the terminal, or none if it is empty, once all lines are shown. The cursor stays
+    /// behind the text, so that nothing has to be restored if the launcher is killed.
+    pub(crate) fn draw(&mut self, text: &str) {
+        if self.gone || !self.is_empty() || self.drawn == text {
+            return;
+        }
+        if !self.drawn.is_empty() {
+            self.waiting.extend(ERASE);
+        }
+        self.waiting.extend(text.as_bytes());
+        self.drawing = self.waiting.len();
+        text.clone_into(&mut self.drawn);
     }
 
     /// Adds a line of the launcher, if there is room. Dropped lines are counted, and reported when there is room again.
@@ -84,6 +117,7 @@ impl Sink {
     pub(crate) fn give_up(&mut self) -> u64 {
         let left = self.waiting();
         self.waiting.clear();
+        self.drawing = 0;
         left
     }
 
@@ -97,6 +131,7 @@ impl Sink {
                 Ok(written) => {
                     taken += written;
                     self.waiting.drain(..written);
+                    self.drawing = self.drawing.saturating_sub(written);
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
@@ -110,11 +145,70 @@ impl Sink {
         taken as u64
     }
 
+    /// The columns of the terminal, if this is one and the launcher is in its foreground: lines of a job in the background
+    /// may appear while the user types, but nothing else.
+    pub(crate) fn columns(&self) -> Option<usize> {
+        let foreground = rustix::termios::tcgetpgrp(&self.stream).ok()?;
+        let is_foreground = foreground == rustix::process::getpgrp();
+        let size = rustix::termios::tcgetwinsize(&self.stream).ok().filter(|_| is_foreground)?;
+        Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+    }
+
     /// Waits until the stream is writable, at most `longest`.
     pub(crate) fn is_writable(&self, longest: Duration) -> bool {
         let mut streams = [PollFd::new(&self.stream, PollFlags::OUT)];
         let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
         // A stream that cannot be polled counts as writable; the write detects a reader that is gone.
         !matches!(poll(&mut streams, Some(&longest)), Ok(0) | Err(Errno::INTR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// A sink, and what its terminal has received.
+    fn sink() -> (Sink, std::io::PipeReader) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        (Sink::new(writer), reader)
+    }
+
+    fn received(mut sink: Sink, mut reader: std::io::PipeReader) -> String {
+        sink.advance();
+        drop(sink);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_line_replaces_what_is_drawn() {
+        let (mut sink, reader) = sink();
+        sink.draw("step 1");
+        sink.advance();
+        sink.draw("step 1");
+        assert!(sink.is_empty(), "it is drawn already");
+        sink.draw("step 2");
+        sink.push(b"[rank 0] a\n");
+        sink.draw("step 3");
+        sink.push(b"[rank 0] b\n");
+        sink.advance();
+        sink.draw("step 4");
+        sink.advance();
+        sink.draw("");
+        let shown = "step 1\r\x1b[Kstep 2\r\x1b[K[rank 0] a\n[rank 0] b\nstep 4\r\x1b[K";
+        assert_eq!(received(sink, reader), shown, "step 3 would be between two lines");
+    }
+
+    #[test]
+    fn what_is_drawn_does_not_count_as_output() {
+        let (mut sink, _reader) = sink();
+        sink.draw("step 1");
+        assert_eq!((sink.waiting(), sink.is_empty()), (0, false));
+        sink.push(b"a line\n");
+        assert_eq!(sink.waiting(), (ERASE.len() + 7) as u64);
+        assert_eq!(sink.give_up(), (ERASE.len() + 7) as u64);
     }
 }

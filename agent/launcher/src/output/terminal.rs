@@ -54,6 +54,8 @@ pub struct LineStyle {
     pub timestamps: bool,
     /// Where they are kept, each with its time, whether or not the terminal is read.
     pub log: Option<PathBuf>,
+    /// Whether the last line of the terminal shows the progress of the job.
+    pub progress: bool,
 }
 
 /// The ranks' output that could not be shown, in bytes; all of it is in the files.
@@ -90,6 +92,7 @@ pub struct Terminal {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
     timestamps: bool,
+    progress: bool,
     /// Bytes of both streams that the reader has taken.
     taken: Arc<AtomicU64>,
 }
@@ -102,10 +105,11 @@ impl Terminal {
     pub fn start(voice: LineStyle) -> io::Result<Terminal> {
         let (orders, receiver) = channel();
         let taken = Arc::new(AtomicU64::new(0));
-        let screen = Screen::new(voice.log, taken.clone());
+        let screen = Screen::new(voice.log.clone(), taken.clone());
         let thread =
             std::thread::Builder::new().name("output".to_owned()).spawn(move || screen.run(&receiver))?;
-        Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps: voice.timestamps, taken })
+        let LineStyle { timestamps, progress, .. } = voice;
+        Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps, progress, taken })
     }
 
     /// Shows a file from its start, as it grows.
@@ -115,10 +119,28 @@ impl Terminal {
 
     /// Prints a line of the launcher. Only the thread waits if the terminal is stuck.
     pub fn print(&self, line: String) {
+        self.print_as(&line, &line);
+    }
+
+    /// The same for lines that are kept in another form, on one line.
+    pub fn print_as(&self, shown: &str, kept: &str) {
         let (at, line) = (time(), printable(&line));
         let shown =
-            if self.timestamps { format!("mainstay: {at} {line}") } else { format!("mainstay: {line}") };
-        self.order(Order::Line { shown, kept: format!("{at} {line}") });
+            if self.timestamps { format!("mainstay: {at} {shown}") } else { format!("mainstay: {shown}") };
+        self.order(Order::Line { shown, kept: format!("{at} {kept}") });
+    }
+
+    /// Whether the terminal shows the progress of the job.
+    pub fn shows_progress(&self) -> bool {
+        self.progress
+    }
+
+    /// Shows as many of these parts as fit on the last line of the terminal, until the next call; nothing if there are
+    /// none.
+    pub fn progress(&self, parts: Vec<String>) {
+        if self.progress {
+            self.order(Order::Progress(parts));
+        }
     }
 
     /// Prints a line for scripts, without prefix and time.

@@ -151,7 +151,8 @@ async fn pages_of_a_list_follow_each_other() {
     let mut client = EventServiceClient::new(server.unix().await);
     let (mut after_cursor, mut seen, mut pages) = (0, Vec::new(), 0);
     loop {
-        let request = ListEventsRequest { after_cursor, limit: 10, filter: None };
+        let request =
+            ListEventsRequest { after_cursor, limit: 10, filter: None, ..ListEventsRequest::default() };
         let page = client.list_events(request).await.unwrap().into_inner();
         assert!(page.events.len() <= 10);
         seen.extend(page.events.iter().map(|event| event.cursor));
@@ -162,6 +163,26 @@ async fn pages_of_a_list_follow_each_other() {
     }
     assert_eq!(seen, (1..=25).collect::<Vec<u64>>());
     assert_eq!(pages, 3);
+
+    // The same by the usual names of paging.
+    let (mut page_token, mut by_token) = (String::new(), Vec::new());
+    loop {
+        let request = ListEventsRequest { page_size: 10, page_token, ..ListEventsRequest::default() };
+        let page = client.list_events(request).await.unwrap().into_inner();
+        by_token.extend(page.events.iter().map(|event| event.cursor));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(by_token, seen);
+    for wrong in [
+        ListEventsRequest { page_token: "x".to_owned(), ..ListEventsRequest::default() },
+        ListEventsRequest { page_size: -1, ..ListEventsRequest::default() },
+    ] {
+        let refused = client.list_events(wrong).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
     server.stop().await;
 }
 
@@ -176,7 +197,8 @@ async fn a_page_of_long_events_stays_below_what_callers_take() {
     let mut client = EventServiceClient::new(server.unix().await);
     let (mut after_cursor, mut seen) = (0, 0);
     loop {
-        let request = ListEventsRequest { after_cursor, limit: 1000, filter: None };
+        let request =
+            ListEventsRequest { after_cursor, limit: 1000, filter: None, ..ListEventsRequest::default() };
         let page = client.list_events(request).await.unwrap().into_inner();
         (after_cursor, seen) = (page.next_cursor, seen + page.events.len());
         if page.caught_up {
@@ -210,7 +232,7 @@ async fn filters_restrict_and_do_not_stop_the_cursor() {
     server.record(21, Some("b"), Body::Fact(killed));
     let mut client = EventServiceClient::new(server.unix().await);
     let mut listed = async |filter: EventFilter| {
-        let request = ListEventsRequest { after_cursor: 0, limit: 0, filter: Some(filter) };
+        let request = ListEventsRequest { filter: Some(filter), ..ListEventsRequest::default() };
         let page = client.list_events(request).await.unwrap().into_inner();
         assert_eq!((page.next_cursor, page.caught_up), (4, true));
         page.events.iter().map(|event| event.cursor).collect::<Vec<u64>>()

@@ -18,9 +18,6 @@ mod tests;
 /// The width of a bar of 100 %.
 const BAR: usize = 30;
 
-/// The version of the JSON.
-const SCHEMA: u32 = 1;
-
 /// The books of one job, and whose they are.
 #[derive(Clone, Debug, Default)]
 pub struct JobAccount {
@@ -222,7 +219,6 @@ pub fn json(jobs: &[JobAccount], options: Options) -> Value {
     let (since, until) = options.window;
     let time = |of: Option<Wall>| of.map(|of| of.to_string());
     json!({
-        "schema_version": SCHEMA,
         "since": time(since),
         "until": time(until),
         "total": total.json(options.price),

@@ -119,3 +119,7 @@ pub const RESTART_SURE: &str = "y restarts";
 pub fn another_leads(epoch: u64) -> String {
     format!("leads the job now (epoch {epoch})")
 }
+/// The pace in the line with the progress of a job.
+pub const PACE: &str = " steps/s";
+/// A row of the table at the end of a job.
+pub const GOODPUT_ROW: &str = "  goodput    ";
