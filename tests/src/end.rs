@@ -41,6 +41,18 @@ impl End {
         self
     }
 
+    /// The launcher's lines on its standard error that contain all of these values, without their time.
+    pub fn lines(&self, named: &[&str]) -> Vec<&str> {
+        let text = |line| without_time(line).filter(|text| named.iter().all(|named| text.contains(named)));
+        self.stderr.lines().filter_map(text).collect()
+    }
+
+    /// The first of these lines.
+    #[track_caller]
+    pub fn line(&self, named: &[&str]) -> &str {
+        self.lines(named).first().copied().unwrap_or_else(|| panic!("no line with {named:?}\n{self}"))
+    }
+
     /// The last verdict on the job's only incident. A finding that arrives while the job is stopped (on a busy
     /// machine a rank is soon the slowest) causes a new verdict on the incident, with one more line of evidence.
     /// The culprit is the same each time.
@@ -64,6 +76,13 @@ impl End {
         let path = self.run_dir.join(format!("attempt_{attempt}/{local_rank}/{stream}.log"));
         String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
     }
+}
+
+/// A line of the launcher without its time.
+fn without_time(line: &str) -> Option<&str> {
+    let text = line.strip_prefix("mainstay: ")?;
+    let (first, rest) = text.split_once(' ')?;
+    Some(if first.ends_with('Z') && first.contains(':') { rest } else { text })
 }
 
 impl std::fmt::Display for End {

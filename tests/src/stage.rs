@@ -133,6 +133,15 @@ impl Stage {
         self.disk.path().join("marks")
     }
 
+    /// A text without the names of the stage's directories, which differ from run to run.
+    pub fn masked(&self, text: &str) -> String {
+        let masked = text.replace(&self.tmpfs().display().to_string(), "TMPFS");
+        let masked = masked.replace(&self.disk.path().display().to_string(), "DISK");
+        // Jobs are named after it.
+        let name = self.disk.path().file_name().expect("a directory with a name");
+        masked.replace(&*name.to_string_lossy(), "JOB")
+    }
+
     /// Working directory of the launcher.
     pub fn work(&self) -> PathBuf {
         self.disk.path().join("work")

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
-use crate::words::reasons;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -254,7 +253,8 @@ fn nonsense_is_reported_and_breaks_nothing() {
         }
         let link = sys.only();
         assert!(link.state.value().is_none() && link.rate.value().is_none(), "{nonsense:?}: {link:?}");
-        assert!(link.state.why_absent().unwrap().contains(reasons::NOT_A_STATE), "{nonsense:?}");
+        let why = link.state.why_absent().unwrap().replace(&sys.path().display().to_string(), "SYS");
+        testing::snapshot!("fabric", format!("no state: {nonsense:?}"), why);
     }
 }
 
@@ -289,19 +289,20 @@ fn flaps_count_on_over_a_restart_of_the_agent() {
     let sys = Sys::new();
     sys.card("mlx5_0", "3a", "0000:3b:00.0");
     let first = agent(&sys);
-    first.wait_for(reasons::LINK_EXPECTED);
+    first.wait_for_observation("fabric.mlx5_0/1", "port_learned");
     sys.set("mlx5_0", "counters/link_downed", "2");
-    first.wait_for(reasons::LINK_LOST_TWICE);
+    assert_eq!(first.wait_for_observation("fabric.mlx5_0/1", "port_flapped")["values.flaps"], "2");
     assert!(!first.status().contains("UNHEALTHY"), "{}", first.status());
     drop(first);
 
     let second = agent(&sys);
     second.wait_for_first_reading("fabric.mlx5_0/1");
     sys.down("mlx5_0");
-    second.wait_for(reasons::LINK_DOWN);
+    let down = second.wait_for_observation("fabric.mlx5_0/1", "port_down");
+    testing::snapshot!("fabric", "journal: a port is down", down["detail"].as_str().unwrap());
     sys.up("mlx5_0");
-    let reported = second.wait_for("3 times within 12h");
-    assert!(reported.contains("fabric.mlx5_0/1") && reported.contains("UNHEALTHY"), "{reported}");
+    let reported = second.wait_until_in_state("fabric.mlx5_0/1", "UNHEALTHY");
+    assert!(reported["component.reason"].as_str().unwrap().contains("3 times"), "{reported}");
     drop(second);
 
     // The third agent has seen no flap itself.
@@ -319,19 +320,20 @@ fn a_missing_port_is_reported_after_a_restart_too_and_forgotten_on_demand() {
     sys.card("mlx5_1", "80", "0000:81:00.0");
     sys.set("mlx5_1", "../../node_guid", "e8eb:d303:0072:0002\n");
     let first = agent(&sys);
-    first.wait_for(reasons::LINK_UP);
+    first.wait_for_observation("fabric.mlx5_1/1", "port_learned");
     drop(first);
 
     fs::remove_file(sys.path().join("class/infiniband/mlx5_1")).unwrap();
     let second = agent(&sys);
     let reported = second.wait_for_change("fabric.mlx5_1/1", "UNKNOWN", "UNHEALTHY");
-    assert!(reported.contains(reasons::DEVICE_GONE), "{reported}");
+    assert!(reported.contains("e8eb:d303:0072:0002"), "it names the device: {reported}");
+    second.wait_for_observation("fabric.mlx5_1/1", "device_missing");
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
     second.wait_for_change("fabric", "UNHEALTHY", "HEALTHY");
-    second.wait_for(reasons::NOT_WATCHED);
+    second.wait_for_observation("fabric.mlx5_1/1", "unwatched");
     // The event is sent just before the component is hidden: a later event shows that it was.
     sys.down("mlx5_0");
-    second.wait_for("mlx5_0/1 went down");
+    second.wait_for_observation("fabric.mlx5_0/1", "port_down");
     assert!(!second.status().contains("mlx5_1"), "{}", second.status());
 }
 

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
-use crate::words::{orders, reasons};
 
 use std::fs;
 use std::path::Path;
@@ -97,7 +96,7 @@ fn a_memory_error_of_a_ranks_gpu_is_detected_like_a_real_one() {
     agent.wait_for("18 NVLinks up");
     let job = std::thread::scope(|scope| {
         // Before it happens: an agent that is about to judge its first XID may be slow to accept a new listener.
-        let reported = scope.spawn(|| agent.wait_for(reasons::XID_48_BY_EVENT));
+        let reported = scope.spawn(|| agent.wait_for_xid_by_nvml("0000:02:00", 48));
         let ill = scope.spawn(|| agent.wait_for_change("gpu.0000:02:00", "HEALTHY", "UNHEALTHY"));
         let job = host.job(&["--allow-inject"], &library);
         // GPU 1 is the first visible one of rank 0.
@@ -115,19 +114,20 @@ fn a_memory_error_of_a_ranks_gpu_is_detected_like_a_real_one() {
 fn real_gpus_and_jobs_that_did_not_opt_in_are_left_alone() {
     let host = Host::new();
     let before = host.script();
-    let refused = |job: Child, words: &str| {
+    let refused = |job: Child, case: &str| {
         let output = host.order(&["inject", "ecc", "--rank", "0"]);
         let reported = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(3), "{reported}");
-        assert!(reported.contains(words), "{reported}");
+        let directory = host.directory.path().display().to_string();
+        testing::snapshot!("gpu_drill", case, reported.replace(&directory, "DIRECTORY"));
         end(job);
         fs::remove_file(host.directory.path().join("up")).unwrap();
         // The next job has the same name.
         fs::remove_dir_all(host.directory.path().join("logs")).unwrap();
     };
     let library = host.directory.path().join(fake_devices::LIBRARY);
-    refused(host.job(&[], &library), orders::NO_FAULTS_TAKEN);
-    refused(host.job(&["--allow-inject"], Path::new("")), orders::REAL_GPUS);
-    refused(host.job(&["--allow-inject"], Path::new("/usr/lib/libnvidia-ml.so.1")), orders::REAL_GPUS);
+    refused(host.job(&[], &library), "a job that did not opt in");
+    refused(host.job(&["--allow-inject"], Path::new("")), "a real GPU by default");
+    refused(host.job(&["--allow-inject"], Path::new("/usr/lib/libnvidia-ml.so.1")), "a real GPU by path");
     assert_eq!(host.script(), before);
 }

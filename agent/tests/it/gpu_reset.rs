@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
-use crate::words::{orders, reasons};
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -83,7 +82,7 @@ impl Host {
             ("GPU_RESET_DEADLINE", deadline.as_ref()),
         ];
         let agent = Agent::start(self.directory.path(), &settings);
-        agent.wait_for(reasons::NEEDS_RESET);
+        agent.wait_until_in_state(GPU, "UNHEALTHY");
         agent
     }
 
@@ -101,11 +100,16 @@ impl Host {
         fs::read_to_string(self.at("calls")).unwrap_or_default()
     }
 
-    fn is_refused(&self, words: &str) {
-        let output = self.reset();
+    fn is_refused(&self, case: &str) {
+        self.refuses(self.reset(), case);
+    }
+
+    /// Asserts that an order was refused, with the reason of the case.
+    fn refuses(&self, output: Output, case: &str) {
         let reported = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(3), "{reported}");
-        assert!(reported.contains(words), "{reported}");
+        let directory = self.directory.path().display().to_string();
+        testing::snapshot!("gpu_reset", case, reported.replace(&directory, "DIRECTORY"));
     }
 
     fn component(&self) -> Value {
@@ -113,6 +117,10 @@ impl Host {
         let components = status["servers"][0]["node"]["components"].as_array().unwrap().clone();
         components.into_iter().find(|component| component["name"] == GPU).unwrap_or_default()
     }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
 }
 
 #[test]
@@ -128,8 +136,9 @@ fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start()
     let output = host.reset();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(host.calls(), "--gpu-reset -i GPU-1\n");
-    agent.wait_for(orders::RESET_ORDERED);
-    agent.wait_for(reasons::WAS_RESET);
+    let started = agent.wait_for_observation(GPU, "gpu_reset_begun");
+    assert_eq!((&started["values.by"], &started["values.reason"]), (&json!("user 0"), &json!("ticket 7")));
+    assert_eq!(agent.wait_for_observation(GPU, "gpu_reset")["values.by"], "user 0");
     agent.wait_for_change("gpu.0000:01:00", "UNHEALTHY", "HEALTHY");
     drop(agent);
     let library = host.at(fake_devices::LIBRARY);
@@ -146,11 +155,12 @@ fn a_gpu_that_is_in_use_is_not_reset() {
     host.nvidia_smi("cp after.json next && mv next devices.json");
     host.process(4711, "python", "/dev/nvidia0");
     let agent = host.agent("ordered");
-    host.is_refused(orders::HELD_OPEN);
-    agent.wait_for(orders::RESET_REFUSED);
+    host.is_refused("a process has its device file open");
+    let refused = agent.wait_for_observation(GPU, "gpu_reset_refused");
+    testing::snapshot!("gpu_reset", "journal: a process has its device file open", text(&refused["detail"]));
     fs::remove_dir_all(host.at("proc/4711")).unwrap();
     host.devices(fake_devices::SCRIPT, &[(12, 1 << 30)], 1);
-    host.is_refused(orders::WORKED_ON);
+    host.is_refused("a process works on it");
     assert_eq!(host.calls(), "");
     assert_eq!(host.component()["state"], "UNHEALTHY");
 }
@@ -160,12 +170,11 @@ fn nothing_is_reset_without_permission_and_nothing_that_does_not_exist() {
     let host = Host::new();
     host.nvidia_smi("");
     let _agent = host.agent("off");
-    host.is_refused(orders::RESETS_ARE_OFF);
+    host.is_refused("resets are off");
     let unknown = host.mainstay(&["gpus", "reset", "gpu.0000:09:00", "--reason", "ticket 7"]);
-    let reported = String::from_utf8(unknown.stderr).unwrap();
-    assert!(reported.contains(orders::UNKNOWN_GPU), "{reported}");
+    host.refuses(unknown, "a GPU that is not there");
     let nameless = host.mainstay(&["gpus", "reset", GPU, "--reason", " "]);
-    assert!(String::from_utf8(nameless.stderr).unwrap().contains(orders::REASON_REQUIRED));
+    host.refuses(nameless, "no reason");
     assert_eq!(host.calls(), "");
 }
 
@@ -174,8 +183,8 @@ fn a_reset_that_does_not_help_is_reported_as_such() {
     let host = Host::new();
     host.nvidia_smi("echo GPU was successfully reset.");
     let agent = host.agent("ordered");
-    host.is_refused(orders::RESET_DID_NOT_HELP);
-    agent.wait_for(orders::ORDERED_RESET_FAILED);
+    host.is_refused("the reset did not help");
+    assert_eq!(agent.wait_for_observation(GPU, "gpu_reset_failed")["values.by"], "user 0");
     assert_eq!(host.component()["state"], "UNHEALTHY");
 }
 
@@ -183,11 +192,11 @@ fn a_reset_that_does_not_help_is_reported_as_such() {
 fn a_program_that_fails_hangs_or_is_missing_is_reported() {
     let host = Host::new();
     let _agent = host.agent_with("ordered", "300ms");
-    host.is_refused(orders::NO_PROGRAM);
+    host.is_refused("no program");
     host.nvidia_smi("echo 'GPU 0 is in use by another client.' >&2\nexit 19");
-    host.is_refused(orders::PROGRAM_FAILED);
+    host.is_refused("the program fails");
     host.nvidia_smi("sleep 1000");
-    host.is_refused(orders::PROGRAM_KILLED);
+    host.is_refused("the program hangs");
 }
 
 #[test]
@@ -196,7 +205,7 @@ fn the_agent_resets_what_needs_it_by_itself_only_where_it_may_and_only_once() {
     // It does not help: one attempt is enough.
     host.nvidia_smi("");
     let agent = host.agent("automatic");
-    agent.wait_for(orders::OWN_RESET_FAILED);
+    assert_eq!(agent.wait_for_observation(GPU, "gpu_reset_failed")["values.by"], "the agent");
     drop(agent);
     let agent = host.agent("automatic");
     agent.wait_for("18 NVLinks up");
@@ -209,7 +218,9 @@ fn the_agent_leaves_a_gpu_alone_that_is_in_use() {
     host.nvidia_smi("cp after.json next && mv next devices.json");
     host.process(4711, "python", "/dev/nvidia0");
     let agent = host.agent("automatic");
-    agent.wait_for(orders::OWN_RESET_REFUSED);
+    let refused = agent.wait_for_observation(GPU, "gpu_reset_refused");
+    assert_eq!(refused["values.by"], "the agent");
+    testing::snapshot!("gpu_reset", "journal: the agent leaves a GPU in use alone", text(&refused["detail"]));
     assert_eq!(host.calls(), "");
 }
 
@@ -232,7 +243,7 @@ fn nothing_is_reset_under_a_running_job() {
         .spawn()
         .unwrap();
     agent.wait_for("MASTER_PORT");
-    host.is_refused(orders::JOB_RUNS);
+    host.is_refused("a job runs");
     assert_eq!(host.calls(), "");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();

@@ -22,8 +22,6 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use crate::words::reasons;
-
 fn plan(directory: &Path) -> HookPlan {
     HookPlan {
         commands: Vec::new(),
@@ -106,17 +104,16 @@ fn what_leaves_the_host_has_no_secrets_of_the_programs_output() {
 
 #[test]
 fn one_that_fails_and_one_that_hangs_leave_a_dead_letter() {
-    for (command, deadline, why) in [
-        ("exit 3", Duration::from_secs(20), "exit status: 3"),
-        ("sleep 1000 & wait", Duration::from_millis(50), reasons::PROBE_TOO_LONG),
-    ] {
+    for (command, deadline) in
+        [("exit 3", Duration::from_secs(20)), ("sleep 1000 & wait", Duration::from_millis(50))]
+    {
         let directory = testing::tempdir().unwrap();
         let commands = vec![command.to_owned()];
         let mut hooks = Hooks::start(&HookPlan { commands, deadline, ..plan(directory.path()) }).unwrap();
         hooks.report(&ended(), true);
         let letter = dead_letter(directory.path());
         assert_eq!(letter["hook"], command);
-        assert!(letter["why"].as_str().unwrap().contains(why), "{letter}");
+        testing::snapshot!("hooks", command, letter["why"].as_str().unwrap());
         assert_eq!(letter["entry"]["seq"], 7);
     }
 }

@@ -8,8 +8,6 @@ use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::BootId;
 use mainstay_model::time::{Mono, Stamp, Wall};
 
-use crate::words::reasons;
-
 fn open(dir: &Path, limits: Limits) -> Journal {
     Journal::open(dir, limits, BootId("boot".into())).unwrap()
 }
@@ -301,5 +299,10 @@ fn errors_name_the_place_and_the_way_out() {
     std::fs::write(&file, "").unwrap();
     let error = Journal::open(&file.join("journal"), Limits::default(), BootId::default()).unwrap_err();
     assert!(error.to_string().contains("file/journal"), "{error}");
-    assert!(error.to_string().contains(reasons::FILE_FOR_DIRECTORY), "{error}");
+    let folder = dir.path().display().to_string();
+    testing::snapshot!(
+        "journal",
+        "a file is in the place of a directory",
+        error.to_string().replace(&folder, "DIRECTORY")
+    );
 }

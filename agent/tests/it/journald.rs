@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
-use crate::words::reasons;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,6 +61,11 @@ impl Journal {
 
     fn start(&self, cursor: Option<&LogCursor>) -> Journald {
         Journald::start(&self.program(), boot(), cursor).unwrap()
+    }
+
+    /// A text without its folder.
+    fn masked(&self, text: &str) -> String {
+        text.replace(&self.directory.path().display().to_string(), "DIRECTORY")
     }
 
     /// A kernel log that does not exist.
@@ -163,17 +167,17 @@ fn a_failing_journal_is_reported_and_a_silent_one_is_not_trusted() {
     let (stop, open) = std::io::pipe().unwrap();
     failing.wait(&stop, Duration::from_secs(60)).unwrap();
     let error = failing.read(NOW).unwrap_err().to_string();
-    assert_eq!(error, reasons::JOURNALCTL_ENDED);
+    testing::snapshot!("journald", "journalctl fails", error);
 
     let missing = journal.directory.path().join("missing");
     let error = Source::open(&journal.kmsg(), &missing, boot(), None).unwrap_err().to_string();
-    assert!(error.contains(reasons::JOURNAL_NEITHER), "{error}");
+    testing::snapshot!("journald", "neither the log nor the journal", journal.masked(&error));
 
     let journal = Journal::new("");
     let silent = Source::open(&journal.kmsg(), &journal.program(), boot(), None).unwrap();
     assert_eq!(silent.state(), None);
     let Some(LogState::Absent(why)) = silent.doubt() else { panic!("it is believed") };
-    assert!(why.contains("No such file") && why.contains(reasons::JOURNAL_SILENT), "{why}");
+    testing::snapshot!("journald", "a silent journal in place of a log", journal.masked(&why));
     drop(open);
     silent.wait(&stop, Duration::from_secs(3600)).unwrap();
 }
@@ -206,8 +210,9 @@ fn the_agent_reads_it_in_place_of_a_log_that_is_not_there_and_once_only() {
         Agent::start_in(journal.directory.path(), &[("KERNEL_LOG_PATH", &journal.kmsg())], &[("PATH", &path)])
     };
     let agent = start();
-    let reported = agent.wait_for_state("host.kernel_log", "HEALTHY");
-    assert!(reported.contains(reasons::JOURNAL_INSTEAD), "{reported}");
+    let reported = agent.wait_until_in_state("host.kernel_log", "HEALTHY");
+    let reason = reported["component.reason"].as_str().unwrap();
+    testing::snapshot!("journald", "the journal in place of a log", journal.masked(reason));
     agent.wait_for("XID 79");
     let pid = fs::read_to_string(journal.directory.path().join("pid")).unwrap().trim().parse().unwrap();
     let child = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();

@@ -42,4 +42,3 @@ mod support;
 mod tpu;
 mod two_users;
 mod unread;
-mod words;

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use crate::support;
-use crate::words::terminal;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -87,11 +87,9 @@ impl Host {
     /// The process of the job's rank in its first attempt.
     fn rank(&self) -> i32 {
         self.agent.wait_for("MASTER_PORT");
-        let journal = fs::read_dir(self.at().join("logs/held/journal")).unwrap();
-        let lines: String = journal.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
-        let started = lines.lines().find(|line| line.contains("\"attempt_started\"")).unwrap();
-        let started: Value = serde_json::from_str(started).unwrap();
-        let pid = started.pointer("/body/ranks/0/pid").and_then(Value::as_i64).unwrap();
+        let journal = self.journal();
+        let started = journal.iter().find(|body| body["what"] == "attempt_started").unwrap();
+        let pid = started.pointer("/ranks/0/pid").and_then(Value::as_i64).unwrap();
         i32::try_from(pid).unwrap()
     }
 
@@ -107,6 +105,21 @@ impl Host {
             }
         }
         panic!("the rank never writes {name}");
+    }
+
+    /// The reason of the first decision to wait for the GPU that names this process.
+    fn waits_for(&self, pid: i32) -> String {
+        let waits = self.agent.wait_for_decision("wait", "host_not_ready", &pid.to_string());
+        waits["why"].as_str().unwrap().replace(&pid.to_string(), "PID")
+    }
+
+    /// The bodies of the entries in the launcher's journal.
+    fn journal(&self) -> Vec<Value> {
+        let journal = fs::read_dir(self.at().join("logs/held/journal")).unwrap();
+        let lines: String = journal.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+        // The last line may not be whole yet.
+        let body = |line| Some(serde_json::from_str::<Value>(line).ok()?.get_mut("body")?.take());
+        lines.lines().filter_map(body).collect()
     }
 
     /// Runs an order of a person for the job.
@@ -158,113 +171,106 @@ fn kill(pid: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
-/// Kills the rank and reads the launcher's output up to a line with these words.
-fn kill_and_read_until(
-    job: &mut Child,
-    pid: i32,
-    words: &str,
-) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
-    kill(pid);
-    read_until(job, words)
+/// What the launcher prints until it ends, and its exit status.
+fn end(mut job: Child) -> (String, Option<i32>) {
+    let mut printed = String::new();
+    job.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+    (printed, job.wait().unwrap().code())
 }
 
-/// Reads the launcher's output up to a line with these words.
-fn read_until(job: &mut Child, words: &str) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
-    let mut printed = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let mut lines = Vec::new();
-    loop {
-        let line = printed.next().unwrap_or_else(|| panic!("never said {words:?}: {lines:#?}"));
-        let found = line.contains(words);
-        lines.push(line);
-        if found {
-            return (lines, printed);
-        }
-    }
+/// Asserts that the job succeeds, and returns what its launcher printed.
+fn succeeds(job: Child) -> String {
+    let (printed, status) = end(job);
+    assert_eq!(status, Some(0), "{printed}");
+    printed
 }
 
 #[test]
 fn a_restart_waits_until_the_gpus_memory_is_back() {
     let host = Host::new();
-    let mut job = host.job(&[]);
+    let job = host.job(&[]);
     let pid = host.rank_on_the_gpu();
     // The process is gone at once; its memory is still held.
     host.gpu(&[], 9 << 30);
-    let (_, rest) = kill_and_read_until(&mut job, pid, terminal::NOT_READY);
+    kill(pid);
+    host.agent.wait_for_decision("wait", "host_not_ready", "gpu.0000:01:00");
     host.gpu(&[], 0);
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
-    assert!(rest.iter().any(|line| line.contains(terminal::RESTART_1)), "{rest:#?}");
+    succeeds(job);
+    let decided: Vec<Value> = host.journal().into_iter().filter(|body| body["kind"] == "decision").collect();
+    let last = decided.last().unwrap();
+    assert_eq!((&last["rule"], &last["action"]["attempt"]), (&json!("restart"), &json!(1)), "{decided:#?}");
 }
 
 #[test]
 fn a_gpu_that_stays_held_hands_the_job_back_with_its_own_exit_status() {
     let host = Host::new();
-    let mut job = host.job(&["--ready-within", "200ms"]);
+    let job = host.job(&["--ready-within", "200ms"]);
     let pid = host.rank_on_the_gpu();
     host.gpu(&[4711], 9 << 30);
-    let (_, rest) = kill_and_read_until(&mut job, pid, &terminal::in_use_by(4711));
-    let rest: Vec<String> = rest.collect();
-    assert_eq!(job.wait().unwrap().code(), Some(75), "{rest:#?}");
-    let handed = |line: &String| line.contains(terminal::HANDED_BACK) && line.contains(" 200 ms");
-    assert!(rest.iter().any(handed), "{rest:#?}");
+    kill(pid);
+    host.waits_for(4711);
+    let (printed, status) = end(job);
+    assert_eq!(status, Some(75), "{printed}");
+    let journal = host.journal();
+    let handed = journal.iter().find(|body| body["kind"] == "decision" && body["action"]["exit"] == 75);
+    let handed = handed.unwrap_or_else(|| panic!("{journal:#?}"));
+    assert_eq!(handed["rule"], "host_unfit", "{handed}");
+    assert!(handed["why"].as_str().unwrap().contains(" 200 ms"), "{handed}");
 }
 
 #[test]
 fn a_gpu_that_is_free_holds_up_nothing() {
     let host = Host::new();
-    let mut job = host.job(&[]);
+    let job = host.job(&[]);
     let pid = host.rank_on_the_gpu();
     host.gpu(&[], 0);
-    let (lines, rest) = kill_and_read_until(&mut job, pid, "restart 1 of 3");
+    kill(pid);
+    let printed = succeeds(job);
     // On a busy machine the launcher may wait for the driver, but not for the GPU.
-    assert!(!lines.iter().any(|line| line.contains("gpu.0000:01:00")), "{lines:#?}");
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    assert!(!printed.contains("gpu.0000:01:00"), "{printed}");
+    assert!(host.journal().iter().any(|body| body["kind"] == "decision" && body["rule"] == "restart"));
 }
 
 #[test]
 fn an_ordered_restart_waits_until_the_gpus_memory_is_free_too() {
     let host = Host::new();
-    let mut job = host.job(&[]);
+    let job = host.job(&[]);
     host.rank_on_the_gpu();
     host.gpu(&[], 9 << 30);
     host.order(&["restart"]);
-    let waits = format!("{}{}", terminal::ORDER_WAITS, terminal::NOT_READY);
-    let (_, rest) = read_until(&mut job, &waits);
+    let waits = host.agent.wait_for_observation("job.orders", "restart_waits");
+    assert!(waits["detail"].as_str().unwrap().contains("gpu.0000:01:00"), "{waits}");
     host.gpu(&[], 0);
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    succeeds(job);
 }
 
 #[test]
 fn an_ordered_restart_does_not_wait_forever_and_on_a_free_gpu_not_at_all() {
     for (used, options, exit) in [(9 << 30, &["--ready-within", "200ms"][..], 75), (0, &[], 0)] {
         let host = Host::new();
-        let mut job = host.job(options);
+        let job = host.job(options);
         host.rank_on_the_gpu();
         host.gpu(&[], used);
         host.order(&["restart"]);
-        let printed: Vec<String> =
-            BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
-        assert_eq!(job.wait().unwrap().code(), Some(exit), "{printed:#?}");
-        let says = |words: &str| printed.iter().any(|line| line.contains(words));
-        assert_eq!(says(terminal::NOT_READY), used > 0, "{printed:#?}");
-        assert_eq!(says(terminal::HANDED_BACK), exit == 75, "{printed:#?}");
+        let (printed, status) = end(job);
+        assert_eq!(status, Some(exit), "{printed}");
+        let journal = host.journal();
+        let waited = journal.iter().any(|body| body["event"] == "restart_waits");
+        let handed = journal.iter().any(|body| body["kind"] == "decision" && body["action"]["exit"] == 75);
+        assert_eq!((waited, handed), (used > 0, exit == 75), "{printed}\n{journal:#?}");
     }
 }
 
 #[test]
 fn a_gpu_that_a_person_excludes_delays_nothing() {
     let host = Host::new();
-    let mut job = host.job(&[]);
+    let job = host.job(&[]);
     let pid = host.rank_on_the_gpu();
     // It is excluded because it is unhealthy, and may never release anything.
     host.gpu(&[pid, 4711], 9 << 30);
     host.order(&["exclude-rank", "0"]);
-    let printed: Vec<String> =
-        BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
-    assert!(job.wait().unwrap().success(), "{printed:#?}");
-    assert!(!printed.iter().any(|line| line.contains("gpu.0000:01:00")), "{printed:#?}");
+    let printed = succeeds(job);
+    assert!(!printed.contains("gpu.0000:01:00"), "{printed}");
 }
 
 /// A helper in a new session that ignores all signals except SIGKILL.
@@ -274,23 +280,22 @@ const WITH_HELPER: &str =
 #[test]
 fn a_process_that_a_rank_started_belongs_to_the_job_and_is_killed_and_waited_for() {
     let host = Host::new();
-    let mut job = host.job_that_begins_with(WITH_HELPER, &[]);
+    let job = host.job_that_begins_with(WITH_HELPER, &[]);
     let (rank, helper) = (host.rank(), host.written("helper").parse().unwrap());
     // The rank itself uses no GPU.
     host.gpu(&[helper], 9 << 30);
     host.wait_until_shown(helper);
-    let held = format!("{} ({}: {helper})", terminal::in_use_by(helper), terminal::LEFT_BY_JOB);
-    let (_, rest) = kill_and_read_until(&mut job, rank, &held);
+    kill(rank);
+    testing::snapshot!("readiness", "held by a process of the job", host.waits_for(helper));
     assert!(!is_alive(helper), "it is gone before the host is looked at");
     host.gpu(&[], 0);
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    succeeds(job);
 }
 
 #[test]
 fn a_process_that_left_its_launcher_is_found_by_its_mark_and_killed() {
     let host = Host::new();
-    let mut job = host.job_that_begins_with("echo $MAINSTAY_LAUNCH > launch", &[]);
+    let job = host.job_that_begins_with("echo $MAINSTAY_LAUNCH > launch", &[]);
     let (rank, launch) = (host.rank_on_the_gpu(), host.written("launch"));
     // As if another process had started it for a rank: it is no descendant of the launcher.
     let marks = [("MAINSTAY_JOB_ID", "held"), ("MAINSTAY_LAUNCH", launch.as_str())];
@@ -299,28 +304,25 @@ fn a_process_that_left_its_launcher_is_found_by_its_mark_and_killed() {
     host.gpu(&[rank, pid], 9 << 30);
     host.wait_until_shown(pid);
     host.gpu(&[pid], 1 << 20);
-    let killed = terminal::left_behind(pid);
-    let (_, rest) = kill_and_read_until(&mut job, rank, &killed);
-    assert!(!escaped.wait().unwrap().success());
+    kill(rank);
+    // It would run for hours.
+    assert_eq!(escaped.wait().unwrap().signal(), Some(9));
     host.gpu(&[], 0);
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    succeeds(job);
 }
 
 #[test]
 fn a_strangers_process_is_waited_for_and_left_alone() {
     let host = Host::new();
-    let mut job = host.job(&[]);
+    let job = host.job(&[]);
     let rank = host.rank_on_the_gpu();
     let mut stranger = Command::new("sleep").arg("36000").spawn().unwrap();
     let pid = i32::try_from(stranger.id()).unwrap();
     host.gpu(&[pid], 9 << 30);
-    let (lines, rest) = kill_and_read_until(&mut job, rank, &terminal::in_use_by(pid));
-    assert!(!lines.iter().any(|line| line.contains(terminal::LEFT_BY_JOB)), "{lines:#?}");
+    kill(rank);
+    testing::snapshot!("readiness", "held by a stranger", host.waits_for(pid));
     host.gpu(&[], 0);
-    let rest: Vec<String> = rest.collect();
-    assert!(job.wait().unwrap().success(), "{rest:#?}");
-    assert!(!rest.iter().any(|line| line.contains(&terminal::left_behind(pid))), "{rest:#?}");
+    succeeds(job);
     assert_eq!(stranger.try_wait().unwrap(), None, "it lives");
     stranger.kill().unwrap();
     stranger.wait().unwrap();

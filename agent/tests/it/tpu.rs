@@ -4,7 +4,6 @@
 
 use crate::support;
 use crate::support::libtpu;
-use crate::words::reasons;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -180,7 +179,8 @@ fn a_process_that_cannot_be_read_may_hold_a_chip() {
     });
     let sample = sample.join().unwrap();
     let Holders::Partly(known, why) = &chips(&sample)[0].holders else { panic!("{sample:?}") };
-    assert!(known.is_empty() && why.contains(reasons::MAY_NOT_LOOK_INTO), "{why}");
+    assert!(known.is_empty(), "{known:?}");
+    testing::snapshot!("tpu", "holders that cannot be read", why);
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_program_that_is_not_libtpu_is_reported_as_such() {
     };
     // Another gRPC server.
     let libtpu = Libtpu::start(Script { empty: true, ..script() });
-    assert!(improper(&libtpu.endpoint()).contains(reasons::NOT_LIBTPU));
+    testing::snapshot!("tpu", "another gRPC server", improper(&libtpu.endpoint()));
     // A program that does not speak gRPC at all, and one that closes the connection.
     for text in ["HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "\u{0}\u{1}garbage", ""] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -400,8 +400,11 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     host.vfio_chip("0000:00:05.0", "0x0063", 1);
     host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
     let agent = start(&host);
-    let reported = agent.wait_for("core 1 (chip 1) is at launch 41, most are at 42; it is at %all-reduce.17");
-    assert!(reported.contains("tpu.runtime"), "{reported}");
+    let outlier = agent.wait_for_observation("tpu.runtime", "core_outlier");
+    assert_eq!((&outlier["values.core"], &outlier["values.chip"]), (&"1".into(), &"1".into()));
+    let detail = outlier["detail"].as_str().unwrap();
+    testing::snapshot!("tpu", "a core that holds up the others", detail.split(';').next().unwrap());
+    assert!(detail.contains("%all-reduce.17"), "{detail}");
     let metrics = agent.metrics();
     for line in [
         "mainstay_tpu_duty_cycle_percent{component=\"tpu.0\"} 93.5",
@@ -412,11 +415,10 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     let status = agent.status();
     assert!(status.contains("tpu.0") && status.contains("duty cycle 94 %"), "{status}");
     drop(libtpu);
-    let reported = agent.wait_for(reasons::LIBTPU_SILENT);
-    assert!(reported.contains("tpu.runtime"), "{reported}");
+    agent.wait_for_observation("tpu.runtime", "runtime_silent");
     // The trainer is gone: the chips are idle.
     fs::remove_dir_all(host.path("proc/4711")).unwrap();
-    agent.wait_for(reasons::TPU_IDLE);
+    agent.wait_for("idle: ");
 }
 
 #[test]
@@ -432,8 +434,8 @@ fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_
     host.vfio_chip("0000:00:05.0", "0x0063", 1);
     host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
     let agent = start(&host);
-    let reported = agent.wait_for(reasons::TPU_CORE_ILL);
-    assert!(reported.contains("0000:00:05.0"), "{reported}");
+    let reported = agent.wait_until_in_state("tpu.1", "UNHEALTHY").to_string();
+    assert!(reported.contains("0000:00:05.0") && reported.contains("UNCORRECTABLE HBM ECC"), "{reported}");
     let status = agent.status();
     let line = |name: &str| {
         status.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {status}"))

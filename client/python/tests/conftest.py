@@ -14,6 +14,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import snapshots  # noqa: F401
+
 SOURCE = str(Path(__file__).resolve().parent.parent)
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcwd()) != SOURCE]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-import sentences
+import snapshots
 
 from mainstay import _disk, _seal, checkpoint
 
@@ -272,26 +273,30 @@ def test_a_manifest_from_a_newer_version_is_left_alone(directory, recwarn):
 
 
 WRONG = {
-    "no directory": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": ""}, sentences.NO_DIRECTORY),
-    "step none": (None, {}, {}, "a step is a whole number, not NoneType"),
-    "step negative": (-1, {}, {}, "a step is from 0"),
-    "step huge": (10**30, {}, {}, "a step is from 0"),
-    "rank": (1, {}, {"RANK": "x"}, "RANK='x'"),
-    "rank out of world": (1, {}, {"RANK": "2", "WORLD_SIZE": "2"}, "does not fit WORLD_SIZE=2"),
-    "keep": (1, {}, {"MAINSTAY_CHECKPOINT_KEEP": "0"}, "MAINSTAY_CHECKPOINT_KEEP='0'"),
-    "state": (1, lambda: 0, {}, "must be something that torch.save or pickle can write"),
-    "no path": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": "/proc/nothing"}, "/proc/nothing"),
-    "a file in the way": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": "/etc/hostname/x"}, "EEXIST"),
+    "no directory": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": ""}),
+    "step none": (None, {}, {}),
+    "step negative": (-1, {}, {}),
+    "step huge": (10**30, {}, {}),
+    "rank": (1, {}, {"RANK": "x"}),
+    "rank out of world": (1, {}, {"RANK": "2", "WORLD_SIZE": "2"}),
+    "keep": (1, {}, {"MAINSTAY_CHECKPOINT_KEEP": "0"}),
+    "state": (1, lambda: 0, {}),
+    "no path": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": "/proc/nothing"}),
+    "a file in the way": (1, {}, {"MAINSTAY_CHECKPOINT_DIR": "/etc/hostname/x"}),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_failed_save_is_reported_and_training_continues(directory, monkeypatch, recwarn, case):
-    step, state, variables, expected = WRONG[case]
+    step, state, variables = WRONG[case]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert checkpoint.save(step, state) is False
-    assert len(recwarn) == 1 and expected in told(recwarn), told(recwarn)
+    assert len(recwarn) == 1, told(recwarn)
+    text = told(recwarn).replace(str(directory), "DIR").replace(f"uid {os.getuid()} ", "uid OURS ")
+    # Texts of the system and of pickle.
+    text = re.sub(r"PicklingError: .*?;|AttributeError: .*?;", "ERROR;", re.sub(r"\(.*\)", "(...)", text))
+    snapshots.check("checkpoint", f"save: {case}", text)
     assert recwarn[0].filename == __file__
     assert not directory.exists() or names(directory) == []
     assert checkpoint.latest() is None and checkpoint.load() is None
@@ -299,7 +304,7 @@ def test_a_failed_save_is_reported_and_training_continues(directory, monkeypatch
 
 def test_a_failed_save_does_not_raise_where_warnings_are_errors(python):
     done = python("import mainstay; assert mainstay.checkpoint.save(1, 1) is False", "-W", "error")
-    assert sentences.NO_DIRECTORY in done.stderr
+    assert "MAINSTAY_CHECKPOINT_DIR" in done.stderr
 
 
 def test_a_full_disk_leaves_older_steps_and_no_litter(tmp_path):
@@ -396,12 +401,12 @@ def save_steps(as_rank, steps, attempt=0):
 def test_doubtful_steps_are_offered_with_a_warning_unless_asked_otherwise(directory, as_rank, monkeypatch):
     save_steps(as_rank, (10, 20))
     doubt(directory, after=15)
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and offered anyway.*rank 2 differs"):
+    with pytest.warns(RuntimeWarning, match="step 20 .*rank 2"):
         assert checkpoint.latest() == 20
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+    with pytest.warns(RuntimeWarning, match="step 20 "):
         assert checkpoint.latest() == 10
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+    with pytest.warns(RuntimeWarning, match="step 20 "):
         assert checkpoint.load()["step"] == 10
 
 
@@ -429,7 +434,7 @@ def test_a_doubt_about_one_launch_does_not_affect_steps_of_another(directory, as
     monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.a")
     save_steps(as_rank, (10, 20))
     doubt(directory, after=15, run="demo@1.a")
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+    with pytest.warns(RuntimeWarning, match="step 20 "):
         assert checkpoint.latest() == 10
     # Another launch with the same job name, whose attempts start from 0 again.
     monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.b")
@@ -437,7 +442,7 @@ def test_a_doubt_about_one_launch_does_not_affect_steps_of_another(directory, as
     assert checkpoint.latest() == 20 and checkpoint.load()["step"] == 20
     # A record of an earlier version names no launch and counts for all launches.
     doubt(directory, after=15)
-    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+    with pytest.warns(RuntimeWarning, match="step 20 "):
         assert checkpoint.latest() == 10
 
 
@@ -472,7 +477,7 @@ def test_doubtful_steps_do_not_push_out_a_trusted_one(directory, as_rank, monkey
     save_steps(as_rank, (10, 20))
     doubt(directory, after=20)
     save_steps(as_rank, (30, 40, 50))
-    with pytest.warns(RuntimeWarning, match="step 50 is doubtful"):
+    with pytest.warns(RuntimeWarning, match="step 50 "):
         assert checkpoint.latest() == 20
 
 
@@ -487,7 +492,7 @@ def test_a_spoilt_mark_hides_no_step(directory, as_rank, monkeypatch, spoilt):
 def test_an_invalid_policy_is_reported(directory, as_rank, monkeypatch):
     save_steps(as_rank, (10,))
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "perhaps")
-    with pytest.warns(RuntimeWarning, match="is none of use, skip, skip-all"):
+    with pytest.warns(RuntimeWarning, match="use, skip, skip-all"):
         assert checkpoint.latest() is None
 
 
@@ -497,8 +502,9 @@ def test_a_rank_whose_chosen_shard_is_gone_fails_instead_of_choosing_another_ste
     as_rank(0, 1, attempt=1)
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "3 " + "ab" * 32)
     assert checkpoint.latest() == 3
-    with pytest.raises(RuntimeError, match=sentences.NOT_ON_THIS_HOST):
+    with pytest.raises(RuntimeError) as raised:
         checkpoint.load()
+    snapshots.check("checkpoint", "load: the chosen shard is gone", str(raised.value).replace(str(directory), "DIR"))
     assert checkpoint.save(4, "four")
     assert checkpoint.load() == "four", "what was chosen at the start is not the newest any more"
     monkeypatch.setenv("MAINSTAY_CHECKPOINT_RESUME", "")

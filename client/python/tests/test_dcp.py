@@ -7,7 +7,6 @@ import signal
 import textwrap
 
 import pytest
-import sentences
 from forked_ranks import free_port
 
 pytest.importorskip("torch.distributed.checkpoint")
@@ -159,12 +158,12 @@ def test_a_flipped_bit_is_reported_and_all_ranks_load_the_older_step(ranks):
     content[len(content) // 2] ^= 4
     state.write_bytes(content)
     _, said = ranks(LOAD.replace("SEED", "7"), 2)
-    assert sentences.SKIPPED in said and "rank 1" in said
+    assert any("step 8" in line and "rank 1" in line for line in said.splitlines()), said
     codes, said = ranks("""
         loaded = state(0)
         dcp.load(loaded, storage_reader=mainstay.dcp.Reader(8))
     """, 2, check=False)
-    assert 0 not in codes and sentences.BYTES_CHANGED in said, said
+    assert 0 not in codes and "Damaged: " in said and "rank 1" in said, said
 
 
 def test_what_cannot_be_written_is_raised(ranks):
@@ -200,7 +199,7 @@ dist.destroy_process_group()
 
 def test_a_load_without_any_step_is_reported(ranks):
     codes, said = ranks("dcp.load(state(0), storage_reader=mainstay.dcp.Reader())", 2, check=False)
-    assert 0 not in codes and sentences.NO_WHOLE_STEP in said
+    assert 0 not in codes and "FileNotFoundError: mainstay.dcp.Reader: " in said, said
 
 
 def test_under_the_launcher_a_step_goes_through_memory(run_job, tmp_path):

@@ -12,7 +12,7 @@ import textwrap
 import time
 
 import pytest
-import sentences
+import snapshots
 
 numpy = pytest.importorskip("numpy")
 
@@ -145,7 +145,7 @@ def test_memory_overwritten_by_a_failed_load_is_reported(launch):
         try:
             loaded = checkpoint.load(into={"w": np.zeros(3_000_000, np.float32)})
         except RuntimeError as error:
-            assert "were overwritten" in str(error), error
+            assert "overwritten" in str(error), error
         else:
             raise AssertionError(loaded)
         """,
@@ -293,7 +293,7 @@ def test_a_flipped_bit_in_memory_is_not_offered_and_the_disk_or_an_older_step_is
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             assert same(checkpoint.load(), 2)
-        assert any("its bytes have changed since it was sealed" in str(each.message) for each in told), told
+        assert any("chunk" in str(each.message) for each in told), told
         """,
         ranks=1,
     ))  # fmt: skip
@@ -304,7 +304,9 @@ def test_without_memory_a_rank_writes_to_the_disk_itself(launch):
         assert not checkpoint.reserve(state(1))
         assert checkpoint.save(1, state(1)) and same(checkpoint.load(), 1)
     """, "--checkpoint-memory=1M", ranks=1))  # fmt: skip
-    assert said.count(sentences.NO_MEMORY) == 1, said
+    lines = [line for line in said.splitlines() if "no memory" in line]
+    assert len(lines) == 1, said
+    snapshots.check("checkpoint", "no memory on this host", lines[0].partition("mainstay: ")[2].partition("Z ")[2])
     assert manifest(launch.steps, 1)["format"] == 1
 
 

@@ -16,8 +16,6 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::words::commands;
-
 #[test]
 fn status_shows_the_job_its_ranks_and_what_befell_them() {
     if !has_client() {
@@ -121,7 +119,7 @@ fn a_follower_waits_for_a_server_that_does_not_answer_while_the_past_is_read() {
     let notes = BufReader::new(follower.stderr.take().expect("a pipe")).lines();
     let reported = BufReader::new(follower.stdout.take().expect("a pipe")).lines();
     let note = notes.map_while(Result::ok).next().expect("it says that nothing answers");
-    assert!(note.contains(commands::NO_ANSWER) && note.contains(commands::TRYING_AGAIN), "{note}");
+    testing::snapshot!("commands", "events: a server that does not answer", stage.masked(&note));
     agent.signal(Signal::SIGCONT);
     let first = reported.map_while(Result::ok).next().expect("an event");
     assert!(first.contains("agent_started"), "{first}");

@@ -5,8 +5,6 @@ use mainstay_recovery::job::{ORDERS, SAVE_ORDERED};
 use mainstay_tests::{End, Stage, has_client, journal};
 use nix::sys::signal::Signal;
 
-use crate::words::terminal;
-
 /// Trains until it is asked to save, and then leaves the step as a mark. SIGTERM would end it before.
 const SAVES: &str = r#"
 import mainstay
@@ -216,7 +214,7 @@ fn a_signal_to_save_stops_no_rank_that_does_not_check_for_requests() {
         let job = stage.sh(r#"mark up; wait_for end"#).start();
         job.mark("up");
         job.signal(signal);
-        job.wait_until_printed(terminal::NOBODY_SAVES);
+        job.wait_until_printed("mainstay.save_requested()");
         stage.mark("end");
         let end = job.end();
         end.assert_status(0);

@@ -15,7 +15,6 @@ use mainstay_tests::{Agent, End, Stage};
 
 use crate::hosts::{Hosts, ckpt, json};
 use crate::peers::{assert_is_in, save};
-use crate::words::terminal;
 
 const SIZE: usize = 1 << 20;
 
@@ -113,5 +112,10 @@ fn without_an_agent_a_job_has_its_directory_and_no_other() {
     launch(&stage, None, &a, "--resume-from train").assert_status(0);
     assert_eq!(plain(&run_of(&stage)), plain(&of_a));
     let refused = launch(&stage, None, &b, "--resume-from train");
-    refused.assert_status(70).assert_printed(terminal::NO_AGENT_FOR_RUN);
+    refused.assert_status(70);
+    testing::snapshot!(
+        "sealing",
+        "no agent for another directory",
+        stage.masked(refused.line(&["checkpoints of other"]))
+    );
 }

@@ -9,7 +9,6 @@
 )]
 
 use crate::hosts;
-use crate::words::commands;
 
 use std::fs;
 use std::io::Write;
@@ -123,7 +122,8 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     fs::write(&shard, content).unwrap();
     let verified = Command::new(mainstay()).args(["ckpt", "verify"]).arg(&place).output().unwrap();
     assert_eq!(verified.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&verified.stdout).contains(commands::NOT_WHAT_WAS_SEALED));
+    let damaged = String::from_utf8_lossy(&verified.stdout).replace(&place.display().to_string(), "PLACE");
+    testing::snapshot!("ckpt", "verify: a damaged shard", damaged);
     // And repaired from a peer.
     let pulled = ckpt(&others[1], &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["step"], 40);
@@ -263,10 +263,15 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
     assert_eq!(json(&pulled)["step"], 7);
     assert_is_in(&place, 7, 1, size);
     // Each side reports what to do about the other.
-    for (agent, word) in [(&plain, commands::PEER_USES_TLS), (&owner, commands::PEER_WITHOUT_TLS)] {
-        processes::wait_until(word, || {
-            String::from_utf8_lossy(&ckpt(agent, &["ls", "--json"]).stdout).contains(word)
-        });
+    for (agent, peer, case) in [(&plain, 0, "a peer with TLS"), (&owner, 2, "a peer without TLS")] {
+        let why = || {
+            let listed = json(&ckpt(agent, &["ls", "--json"]));
+            let peers = listed["peers"].as_array()?;
+            let peer = peers.iter().find(|known| known["name"] == hosts.names[peer].as_str())?;
+            peer["error"].as_str().filter(|why| why.contains("TLS")).map(str::to_owned)
+        };
+        processes::wait_until(case, || why().is_some());
+        testing::snapshot!("ckpt", case, why().expect("it is still so").replace(&hosts.names[peer], "PEER"));
     }
     assert!(json(&ckpt(&plain, &["ls", "--json"]))["steps"].as_array().is_none_or(Vec::is_empty));
 }
@@ -307,7 +312,11 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_reports_it(
     let agent = stage.agent();
     let asked = ckpt(&agent, &["ls"]);
     assert_eq!(asked.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&asked.stderr).contains(commands::KEEPS_NO_COPIES));
+    testing::snapshot!(
+        "ckpt",
+        "an agent that keeps no copies",
+        stage.masked(&String::from_utf8_lossy(&asked.stderr))
+    );
 }
 
 #[test]

@@ -9,8 +9,6 @@ use std::process::Command;
 use mainstay_model::entry::{Body, Fact};
 use mainstay_tests::{End, Job, Stage, has_client, journal, mainstay, processes};
 
-use crate::words::{commands, terminal};
-
 /// What the policies here begin with. `mark("loaded.N")` is left for the N-th process that has loaded its policy.
 const BEGINS: &str = r#"
 import os, pathlib, threading, time
@@ -304,9 +302,11 @@ fn a_run_is_replayed_with_the_policy_that_decided_then() {
     };
     let named = policy.display().to_string();
     let (status, reported) = replay(&["--policy", &named]);
-    assert!(status == Some(0) && reported.contains(commands::SAME_VERDICT), "{reported}{end}");
+    assert_eq!(status, Some(0), "{reported}{end}");
+    testing::snapshot!("replay", "the user's policy decides as it did", stage.masked(&reported));
     let (status, reported) = replay(&[]);
-    assert!(status == Some(1) && reported.contains(commands::OTHER_DECISION), "{reported}{end}");
+    assert_eq!(status, Some(1), "{reported}{end}");
+    testing::snapshot!("replay", "the built-in policy decides otherwise", stage.masked(&reported));
     std::fs::write(&policy, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
     let (status, reported) = replay(&["--policy", &named]);
     assert!(status == Some(1) && reported.contains("own.py:2"), "{reported}");
@@ -377,7 +377,7 @@ fn what_helped_in_one_run_is_known_to_the_policy_of_the_next() {
         std::fs::write(file.expect("a file").path(), "{\"version\":1,\"rungs\":7}").expect("our own file");
     }
     let end = run(3, &with);
-    end.assert_printed(terminal::LEARNED_DAMAGED);
+    assert!(end.stderr.contains(".learned"), "the damaged file is named\n{end}");
     assert!(known(end).starts_with("known:  ("));
 }
 

@@ -129,7 +129,11 @@ fn a_program_whose_directory_does_not_answer_is_not_waited_for() {
     let pid = job.marked_pid("pid.1.0");
     let Some(mount) = silent(&stage.work()) else { return };
     kill(pid);
-    job.wait_until_printed(terminal::WORK_SILENT);
+    let error = job.wait_for("a start that fails", |entry| match &entry.body {
+        Body::Fact(Fact::StartFailed { error, .. }) => Some(error.clone()),
+        _ => None,
+    });
+    testing::snapshot!("silent_mounts", "the program's directory", stage.masked(&error));
     let end = job.end();
     drop(mount);
     end.assert_status(70);

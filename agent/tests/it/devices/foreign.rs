@@ -10,7 +10,6 @@ use mainstay_sensors::source::device::Waited;
 use serde_json::json;
 
 use super::host::{FIRST, Host, SECOND};
-use crate::words::reasons;
 
 /// The functions missing in a library that has only the first form of each, and few of them.
 const NEWER: [&str; 38] = [
@@ -215,7 +214,7 @@ fn a_gpu_that_no_longer_reports_a_value_is_not_healthy() {
     host.set("/gpus/0/values", json!({}));
     host.look_for_a_while();
     let reason = host.expect(FIRST, Degraded, ResetDevice);
-    assert!(reason.contains(reasons::NO_LONGER), "{reason}");
+    testing::snapshot!("components", "a GPU whose driver no longer reports a value", reason);
     host.expect(SECOND, Healthy, Nothing);
     // A missing error count does not make it healthy either.
     host.set("/gpus/1/codes", json!({"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetFieldValues": 3, "nvmlDeviceGetMemoryErrorCounter": 3}));

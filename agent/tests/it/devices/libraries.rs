@@ -7,7 +7,6 @@ use mainstay_model::id::Pid;
 use serde_json::{Value, json};
 
 use super::host::{FIRST, Host, SECOND};
-use crate::words::reasons;
 
 #[test]
 fn what_a_gpu_does_not_have_is_no_fault() {
@@ -100,7 +99,7 @@ fn missing_power_and_processes_count_and_withheld_ones_do_not() {
     host.set("/gpus/0/codes", both(999));
     host.look_for_a_while();
     let reason = host.expect(FIRST, Degraded, ContactSupport);
-    assert!(reason.contains(reasons::NO_POWER_READING) && reason.contains(reasons::NO_WORKERS), "{reason}");
+    testing::snapshot!("components", "a GPU without readings of power and processes", reason);
     host.expect(SECOND, Healthy, Nothing);
     host.set("/gpus/0/codes", json!({}));
     host.look_for_a_while();

@@ -13,12 +13,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::words::reasons;
+use serde_json::Value;
 
 /// Output that is missing after this time counts as never written: a test that waits for it fails with the output
 /// so far.
 #[allow(dead_code, reason = "not every test waits")]
 const NEVER_SAID: Duration = Duration::from_secs(180);
+
+/// What the log of an agent that answers contains.
+const READY: &str = "the agent is ready";
 
 /// The agent as shipped, with a captured log.
 pub struct Agent {
@@ -60,16 +63,68 @@ impl Agent {
             .unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
-        while !line.contains(reasons::AGENT_IS_READY) {
+        while !line.contains(READY) {
             line.clear();
             assert_ne!(log.read_line(&mut line).unwrap(), 0, "the agent ended");
         }
         Agent { child, directory: directory.to_owned(), _log: log }
     }
 
-    /// The first event in the journal, from its start, that contains this: an identifier, or a line of the words.
-    pub fn wait_for(&self, words: &str) -> String {
-        self.wait_until(words, |line| line.contains(words))
+    /// The first event in the journal, from its start, that contains this identifier or value.
+    pub fn wait_for(&self, identifier: &str) -> String {
+        self.wait_until(identifier, |line| line.contains(identifier))
+    }
+
+    /// The attributes of the first observation of this event on a component, in the journal from its start.
+    pub fn wait_for_observation(&self, component: &str, event: &str) -> Value {
+        let line = self.wait_until(&format!("{event} of {component}"), |line| {
+            let entry: Value = serde_json::from_str(line).unwrap();
+            let attributes = &entry["attributes"];
+            entry["type"] == "observed"
+                && attributes["component"] == component
+                && attributes["event"] == event
+        });
+        let mut entry: Value = serde_json::from_str(&line).unwrap();
+        entry["attributes"].take()
+    }
+
+    /// The attributes of the first decision for this action and rule whose reason names this identifier, in the journal
+    /// from its start.
+    pub fn wait_for_decision(&self, action: &str, rule: &str, named: &str) -> Value {
+        let line = self.wait_until(&format!("{action} by {rule}: {named}"), |line| {
+            let entry: Value = serde_json::from_str(line).unwrap();
+            let attributes = &entry["attributes"];
+            entry["type"] == action
+                && attributes["rule"] == rule
+                && attributes["why"].as_str().is_some_and(|why| why.contains(named))
+        });
+        let mut entry: Value = serde_json::from_str(&line).unwrap();
+        entry["attributes"].take()
+    }
+
+    /// The first XID of a GPU with this code that NVML reported, in the journal from its start.
+    pub fn wait_for_xid_by_nvml(&self, gpu: &str, code: u32) {
+        self.wait_until(&format!("XID {code} of {gpu} from NVML"), |line| {
+            let entry: Value = serde_json::from_str(line).unwrap();
+            let attributes = &entry["attributes"];
+            entry["type"] == "xid"
+                && attributes["gpu"] == gpu
+                && attributes["code"] == code.to_string()
+                && attributes["by_event"] == "true"
+        });
+    }
+
+    /// The first reading of a component in this state, whatever came before it, in the journal from its start.
+    pub fn wait_until_in_state(&self, component: &str, state: &str) -> Value {
+        let line = self.wait_until(&format!("{component} {state}"), |line| {
+            let event: Value = serde_json::from_str(line).unwrap();
+            let attributes = &event["attributes"];
+            event["type"] == "health_changed"
+                && attributes["component.name"] == component
+                && attributes["component.state"] == state
+        });
+        let mut event: Value = serde_json::from_str(&line).unwrap();
+        event["attributes"].take()
     }
 
     /// The first reading of a component by this agent: the journal also has those of earlier agents.
@@ -77,7 +132,7 @@ impl Agent {
     pub fn wait_for_first_reading(&self, component: &str) -> String {
         let (own, started) = (self.child.id().to_string(), Cell::new(false));
         self.wait_until(&format!("a reading of {component} by agent {own}"), |line| {
-            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let event: Value = serde_json::from_str(line).unwrap();
             let attributes = &event["attributes"];
             started.set(
                 started.get() || (event["type"] == "agent_started" && attributes["pid"] == own.as_str()),
@@ -121,12 +176,12 @@ impl Agent {
 
     fn wait_for_health(&self, component: &str, from: Option<&str>, to: &str) -> String {
         self.wait_until(&format!("{component}: {from:?} to {to}"), |line| {
-            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let event: Value = serde_json::from_str(line).unwrap();
             let attributes = &event["attributes"];
             event["type"] == "health_changed"
                 && attributes["component.name"] == component
                 && attributes["component.state"] == to
-                && attributes.get("from").and_then(serde_json::Value::as_str) == from
+                && attributes.get("from").and_then(Value::as_str) == from
         })
     }
 

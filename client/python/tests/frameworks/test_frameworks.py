@@ -6,7 +6,6 @@ import importlib.util
 import textwrap
 
 import pytest
-import sentences
 
 
 def needs(*modules):
@@ -81,10 +80,10 @@ def test_lightnings_own_checkpoints_are_sealed(tmp_path, python):
     try:
         resume(3)
     except RuntimeError as error:
-        print(error)
+        print("refused", str(last) in str(error))
     """).replace("HERE", repr(str(tmp_path / "saved")))
     said = python(textwrap.dedent(train) + again).stdout
-    assert "at 6" in said and sentences.DAMAGED in said
+    assert "at 6" in said and "refused True" in said
 
 
 @needs("transformers", "accelerate")
@@ -114,7 +113,8 @@ def test_transformers(run_job, tmp_path, how):
     """, ranks=1)
     page = job.pages[0]
     assert [record["step"] for record in page["records"]] == [1, 2, 3, 4, 5, 6], "the trainer's global_step, each once"
-    assert sentences.ALREADY_ONE not in job.done.stderr + job.done.stdout
+    # What Transformers says of a callback that it has twice.
+    assert "but there is already one" not in job.done.stderr + job.done.stdout
     assert sections(page) >= {"data", "backward", "optimizer", "evaluation", "checkpoint"}
     assert page["records"][0]["loss"] is None and all(record["loss"] > 0 for record in page["records"][1:])
     assert page["beat"]["sections"] == []

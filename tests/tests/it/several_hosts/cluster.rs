@@ -153,6 +153,13 @@ impl Cluster {
         }
     }
 
+    /// A text without the names of the hosts.
+    pub fn masked(&self, text: &str) -> String {
+        let text = text.replace(&self.id, "RUN").replace(&self.port.to_string(), "PORT");
+        (0..self.stages.len())
+            .fold(text, |text, host| text.replace(&self.host_name(host), &format!("HOST{host}")))
+    }
+
     /// Waits for the end of all launchers, then looks at what each has left.
     pub fn ends(&self, jobs: Vec<Job>) -> Vec<End> {
         let ended: Vec<bool> = jobs.iter().map(Job::has_ended).collect();

@@ -106,7 +106,7 @@ impl Hosts {
     fn leader(&self) -> usize {
         let epoch = |job: &Job| {
             let printed = job.printed();
-            let epochs = printed.lines().filter(|line| line.contains(terminal::LEADS_SINCE));
+            let epochs = printed.lines().filter(|line| line.contains(terminal::LEADS));
             epochs
                 .filter_map(|line| line.rsplit("(epoch ").next()?.trim_end_matches(')').parse::<u64>().ok())
                 .max()
@@ -315,7 +315,7 @@ fn a_host_that_goes_on_after_another_took_its_place_stops_its_ranks_and_becomes_
         cluster.host_with(&format!("runs.1.{rank}"));
     }
     cluster.network().thaw(at[2]);
-    jobs[at[2]].wait_until_printed(terminal::REFUSED_AS_LOST);
+    jobs[at[2]].wait_until_printed(terminal::RANKS_STOPPED);
     jobs[at[2]].wait_until_printed(terminal::IS_SPARE);
     (0..4).filter(|host| *host != at[2]).for_each(|host| cluster.stage(host).mark("end"));
     for (host, end) in cluster.ends(jobs).iter().enumerate() {

@@ -1,6 +1,4 @@
-//! The English lines that scenarios look for, in one file per surface. Scenarios assert entries of the journal, `--json`
-//! and exit statuses; a line is here only if it is all that tells what happened. No other file of the scenarios has words
-//! of Mainstay's output, so a reworded line is changed in one place.
+//! The lines of the launcher's terminal that scenarios wait for, where no entry of a journal tells the same: the job
+//! has no journal yet, or the journal's file system does not answer. Other texts are in snapshots.
 
-pub mod commands;
 pub mod terminal;
