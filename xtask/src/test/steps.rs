@@ -138,6 +138,7 @@ impl Suite<'_> {
             self.programs.run(self.own, is_scenario, None, |test| {
                 test.env("MAINSTAY_BIN", paths::mainstay("debug")).envs(self.environments.variables());
                 test.envs(built.iter().map(|(name, file)| (name, file)));
+                test.envs(self.accept.then_some((ACCEPT, "1")));
                 // Half of the time of most scenarios is spent waiting, but a few compute.
                 at_once(test, 3, 2);
             })
@@ -169,7 +170,8 @@ impl Suite<'_> {
             .arg(all.join(folder))
             .args(except.map(|except| format!("--ignore={}", all.join(except).display())))
             .current_dir(paths::target())
-            .env("MAINSTAY_BIN", paths::mainstay("debug"));
+            .env("MAINSTAY_BIN", paths::mainstay("debug"))
+            .envs(self.accept.then_some((ACCEPT, "1")));
         self.own.give(&mut pytest);
         let (status, printed) = command::run_watched(&mut pytest)?;
         Ok(Verdict::pytest(status.success(), &printed))
