@@ -8,7 +8,12 @@ use std::time::Duration;
 use mainstay_coord::{Client, Endpoint, Settings};
 use serde_json::json;
 
-use crate::words::terminal;
+/// A store that everyone can read.
+const OPEN_STORE: &str = "knows the job's id can read what the hosts write there";
+
+/// An end of the job without a proof.
+const FOREIGN_END: &str = "that no launcher of the job wrote";
+
 
 const RUN: &str = "job-of-several-hosts";
 
@@ -76,13 +81,13 @@ async fn an_end_that_no_launcher_of_the_job_wrote_ends_nothing() {
     let directory = directory.path();
     let mut job = Job::start(directory, "");
     job.until(|| directory.join("clean").exists()).await;
-    assert!(said(directory).contains(terminal::OPEN_STORE), "{}", said(directory));
+    assert!(said(directory).contains(OPEN_STORE), "{}", said(directory));
     let stranger = job.stranger();
     for body in [json!({ "exit": 0 }), json!({ "exit": 0, "proof": "0".repeat(64) })] {
         let ended = json!({ "version": 1, "needs": 1, "epoch": 99, "why": "all is well", "body": body });
         let key = format!("/mainstay/v1/jobs/{RUN}/ended");
         stranger.put(&key, ended.to_string().as_bytes(), None).await.unwrap();
-        job.until(|| said(directory).contains(terminal::FOREIGN_END)).await;
+        job.until(|| said(directory).contains(FOREIGN_END)).await;
     }
     let status = job.end(directory);
     assert!(status.is_some_and(|status| status != 0), "{status:?}\n{}", said(directory));
@@ -97,6 +102,6 @@ async fn with_a_secret_the_name_of_the_job_opens_nothing() {
     job.until(|| directory.join("clean").exists()).await;
     let refused = job.stranger().list("/mainstay/v1/jobs/").await.unwrap_err();
     assert!(refused.is_refused(), "{refused}");
-    assert!(!said(directory).contains(terminal::OPEN_STORE), "{}", said(directory));
+    assert!(!said(directory).contains(OPEN_STORE), "{}", said(directory));
     assert_ne!(job.end(directory), Some(0));
 }
