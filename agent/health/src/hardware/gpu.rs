@@ -21,7 +21,6 @@ mod limits;
 mod links;
 mod log;
 mod notes;
-mod operator;
 mod peers;
 mod probe_protocol;
 mod programs;
@@ -51,6 +50,7 @@ pub use state::GpuView;
 
 use driver::Driver;
 use faults::Faults;
+use programs::Programs;
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
 use state::{Around, Gpu, KnownGpu};
@@ -296,10 +296,70 @@ impl DeviceJudge {
             Fact::Xid(xid) => return self.xid_line(now, at, xid),
             Fact::Sxid(sxid) => self.sxid(at, sxid),
             Fact::KernelReport(report) => self.kernel_report(at, report),
-            Fact::Observed(seen) if seen.event == reset::DONE => self.was_reset(&seen.component, at),
+            Fact::Observed(seen) if seen.event == reset::DONE => {
+                if let ComponentId::Gpu(address) = ComponentId::parse(&seen.component)
+                    && let Some(gpu) = self.gpus.get_mut(&address)
+                {
+                    gpu.faults.forget_what_a_reset_heals(at);
+                }
+            }
             _ => {}
         }
         true
+    }
+
+    /// Restores an observation from before a restart, of any boot. Call in order.
+    pub fn recall(&mut self, observation: &Observation) {
+        let Some(known) = learned::known(observation) else { return };
+        let address = known.identity.address;
+        // A board that was moved is not missing at its old address.
+        self.gpus.retain(|at, gpu| {
+            let same = |other: &KnownGpu| {
+                other.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty()
+            };
+            *at == address || !gpu.known.as_ref().is_some_and(same)
+        });
+        let gpu = self.gpus.entry(address).or_default();
+        gpu.readings.links.recall(known.links.clone());
+        gpu.readings.peers.clone_from(&known.peers);
+        gpu.known = Some(known);
+    }
+
+    /// Restores a finding of `at` in this boot from before a restart. Call in order. The finding lasts until a reading
+    /// ends it: a restart of the agent fixes nothing.
+    pub fn recall_finding(&mut self, at: Mono, observation: &Observation) {
+        use learned::{BACK, BEGAN, ENDED, MISSING, REPLACED};
+        if let BEGAN | ENDED | MISSING | BACK | REPLACED = observation.event.as_str()
+            && let ComponentId::Gpu(address) = ComponentId::parse(&observation.component)
+        {
+            self.gpus.entry(address).or_default().recall_finding(at, observation);
+        }
+    }
+
+    /// Clears the log's faults of the component up to `at`: an operator has acknowledged them. What the driver still
+    /// reports counts as before, and so does anything later.
+    pub fn acknowledge(&mut self, component: &str, at: Mono) {
+        let faults = match ComponentId::parse(component) {
+            ComponentId::Gpu(address) => self.gpus.get_mut(&address).map(|gpu| &mut gpu.faults),
+            ComponentId::NvSwitch(address) => {
+                self.switches.get_mut(&address).map(|switch| &mut switch.faults)
+            }
+            _ => None,
+        };
+        if let Some(faults) = faults {
+            faults.forget_until(at);
+        }
+    }
+
+    /// Another boot starts in the replayed facts: faults are over, the attempted remedies are kept.
+    pub fn next_boot(&mut self) {
+        for gpu in self.gpus.values_mut() {
+            gpu.programs = Programs::default();
+            gpu.faults.next_boot();
+        }
+        for switch in self.switches.values_mut() {
+            switch.faults.next_boot();
+        }
     }
 
     /// The components at `now`.

@@ -7,7 +7,7 @@ use super::reading::GpuIdentity;
 use super::rules::SAMPLED;
 use super::state::{Gpu, KnownGpu};
 use super::watch::Problem;
-use super::{DeviceJudge, observed, ranges};
+use super::{observed, ranges};
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::{Observation, Weight};
@@ -55,7 +55,8 @@ pub fn replaced_board(observation: &Observation) -> Option<String> {
     (observation.event == REPLACED).then(|| observation.component.clone())
 }
 
-fn known(observation: &Observation) -> Option<KnownGpu> {
+/// What was learned about a GPU.
+pub(super) fn known(observation: &Observation) -> Option<KnownGpu> {
     if observation.event != LEARNED {
         return None;
     }
@@ -98,55 +99,30 @@ pub fn learned_gpus<'a>(observed: impl Iterator<Item = &'a Observation>) -> Vec<
     gpus.into_iter().collect()
 }
 
-impl DeviceJudge {
-    /// Restores an observation from before a restart, of any boot. Call in order.
-    pub fn recall(&mut self, observation: &Observation) {
-        let Some(known) = known(observation) else { return };
-        let address = known.identity.address;
-        // A board that was moved is not missing at its old address.
-        self.gpus.retain(|at, gpu| {
-            let same = |other: &KnownGpu| {
-                other.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty()
-            };
-            *at == address || !gpu.known.as_ref().is_some_and(same)
-        });
-        let gpu: &mut Gpu = self.gpus.entry(address).or_default();
-        gpu.readings.links.recall(known.links.clone());
-        gpu.readings.peers.clone_from(&known.peers);
-        gpu.known = Some(known);
-    }
-}
-
-impl DeviceJudge {
-    /// Restores a finding of `at` in this boot from before a restart. Call in order. The finding lasts until a reading
-    /// ends it: a restart of the agent fixes nothing.
-    pub fn recall_finding(&mut self, at: Mono, observation: &Observation) {
-        let ComponentId::Gpu(address) = ComponentId::parse(&observation.component) else { return };
-        let gpu: &mut Gpu = match observation.event.as_str() {
-            BEGAN | ENDED | MISSING | BACK | REPLACED => self.gpus.entry(address).or_default(),
-            _ => return,
-        };
+impl Gpu {
+    /// Restores a finding of `at` in this boot from before a restart.
+    pub(super) fn recall_finding(&mut self, at: Mono, observation: &Observation) {
         match observation.event.as_str() {
-            REPLACED => *gpu = Gpu { known: gpu.known.take(), ..Gpu::default() },
-            MISSING => (gpu.missing, gpu.fault_at) = (true, Some(at)),
-            BACK => gpu.missing = false,
+            REPLACED => *self = Gpu { known: self.known.take(), ..Gpu::default() },
+            MISSING => (self.missing, self.fault_at) = (true, Some(at)),
+            BACK => self.missing = false,
             event => {
                 let value = |name: &str| observation.values.get(name).map_or("", String::as_str);
                 // Older journals have no state and action: the check finds it again.
                 let (Some(state), Some(action)) = (named(value("state")), named(value("action"))) else {
                     if event == ENDED {
-                        gpu.readings.links.recall_finding(value("check"), None, at);
-                        gpu.readings.recall(value("check"), None);
+                        self.readings.links.recall_finding(value("check"), None, at);
+                        self.readings.recall(value("check"), None);
                     }
                     return;
                 };
                 let problem = Problem::new(state, observation.detail.clone(), action).sure(SAMPLED);
                 let until = at.after(NVLINK_FAILED_FOR);
-                if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
-                    gpu.readings.recall(value("check"), Some(problem));
-                    gpu.shown.last = Some((state, at));
+                if !self.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
+                    self.readings.recall(value("check"), Some(problem));
+                    self.shown.last = Some((state, at));
                 }
-                gpu.fault_at = Some(at);
+                self.fault_at = Some(at);
             }
         }
     }

@@ -7,13 +7,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceJudge, DeviceReport, GpuReading, ProbeAnswer, faults, observed};
+use super::{DeviceReport, GpuReading, ProbeAnswer, faults, observed};
 use mainstay_model::component_id::ComponentId;
 use mainstay_model::entry::Fact;
 use mainstay_model::id::{JobId, Pid};
 use mainstay_model::observation::{Observation, Weight};
 use mainstay_model::pci::PciAddress;
-use mainstay_model::time::Mono;
 
 /// Journal event: a reset starts.
 const STARTED: &str = "gpu_reset_begun";
@@ -244,17 +243,6 @@ pub fn own_try(observation: &Observation) -> Option<PciAddress> {
     let tried = observation.event == DONE || observation.event == FAILED;
     let ComponentId::Gpu(address) = ComponentId::parse(&observation.component) else { return None };
     (of_ours && tried).then_some(address)
-}
-
-impl DeviceJudge {
-    /// Notes that a GPU was reset at `at`: the faults that a reset heals are over.
-    pub(super) fn was_reset(&mut self, component: &str, at: Mono) {
-        if let ComponentId::Gpu(address) = ComponentId::parse(component)
-            && let Some(gpu) = self.gpus.get_mut(&address)
-        {
-            gpu.faults.forget_what_a_reset_heals(at);
-        }
-    }
 }
 
 #[cfg(test)]
