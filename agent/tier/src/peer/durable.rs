@@ -1,5 +1,5 @@
-//! Interface to storage that outlives the hosts. The implementation is outside this crate because it may need a runtime,
-//! which the tier does not have.
+//! Interface to storage that outlives the hosts. The implementation is outside this crate because
+//! it may need a runtime, which the tier does not have.
 
 use std::fmt::Debug;
 use std::time::Duration;

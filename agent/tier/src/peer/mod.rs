@@ -1,10 +1,11 @@
 //! Replicas of shards on other hosts: agents send them over TCP, with or without TLS.
 //!
-//! From the bottom: `frame` (headers), `error`, `token`, `tls` and `credentials` (authentication), `pace` (rate limits), `wire` (one
-//! connection), `user` (whose files are read), `withdrawal` (deletion of replicas), `store` (replicas for other hosts), `local_shards`
-//! (shards of this host, on disk), `pooled` (in launchers' memory), `open_shard`; `durable` (storage that outlives the hosts);
-//! `message`, `server`, `client`; `service`, which joins them; `receive`, `pieces` (shards
-//! from pieces) and `restore`.
+//! From the bottom: `frame` (headers), `error`, `token`, `tls` and `credentials` (authentication),
+//! `pace` (rate limits), `wire` (one connection), `user` (whose files are read), `withdrawal`
+//! (deletion of replicas), `store` (replicas for other hosts), `local_shards` (shards of this host,
+//! on disk), `pooled` (in launchers' memory); `durable` (storage that outlives the hosts);
+//! `message`, `server`, `client`; `service`, which joins them; `receive`, `pieces` (shards from
+//! pieces) and `restore`.
 //!
 //! Received data is not trusted: every header is signed, every chunk is compared with the owner's
 //! manifest while it is in the cache, and no received name becomes a path.
@@ -16,7 +17,6 @@ pub mod error;
 pub mod frame;
 pub(crate) mod local_shards;
 mod message;
-mod open_shard;
 pub mod pace;
 mod pieces;
 mod pooled;
@@ -38,9 +38,8 @@ const REPLICATE_NICE: i32 = 10;
 
 pub use crate::seal::{SealedShard, SealedShardError};
 pub use durable::{Durable, DurableFigures};
-pub use local_shards::WatchedDirectory;
+pub use local_shards::{OpenShard, WatchedDirectory};
 pub use message::{Inventory, StoredCopy};
-pub use open_shard::OpenShard;
 pub use receive::{ShardWriter, settle_lent};
 pub(crate) use restore::land;
 pub use restore::{FetchedShards, Progress, Restored, look_directory, verify_directory};

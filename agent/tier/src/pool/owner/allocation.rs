@@ -1,5 +1,5 @@
-//! Memory for slots: allocated when a rank requests it, enlarged when its state grows, replaced if its content cannot be
-//! trusted.
+//! Memory for slots: allocated when a rank requests it, enlarged when its state grows, replaced if
+//! its content cannot be trusted.
 
 use std::fs;
 use std::io;

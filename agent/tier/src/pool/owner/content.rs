@@ -1,4 +1,5 @@
-//! The content of the memory: which steps are whole in it, which of them are written next, and the life of each slot.
+//! The content of the memory: which steps are whole in it, which of them are written next, and the
+//! life of each slot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
