@@ -98,13 +98,6 @@ pub fn variable(pid: Pid, name: &str) -> Option<String> {
     variables.find_map(|text| text.strip_prefix(name)?.strip_prefix('=').map(ToOwned::to_owned))
 }
 
-/// The groups of a process in addition to its main one; none if it is gone.
-pub fn supplementary_groups(pid: Pid) -> Vec<u32> {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();
-    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
-}
-
 /// Whether the process is alive; a zombie is not.
 pub fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
