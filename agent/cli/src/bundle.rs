@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde_json::json;
 
-use super::secrets::Secrets;
 use super::find::RunName;
+use super::secrets::Secrets;
 use super::{explain, output};
 
 /// The format version of the bundles that this version writes.

@@ -16,6 +16,7 @@ use mainstay_view::goodput::google;
 use mainstay_view::goodput::report::{self, GroupBy, JobAccount, Options};
 
 use super::client::Client;
+use super::find::agent_over_tcp;
 use super::output::{Form, Structured};
 use super::when::When;
 use super::{exit, output};

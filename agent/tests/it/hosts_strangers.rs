@@ -14,7 +14,6 @@ const OPEN_STORE: &str = "knows the job's id can read what the hosts write there
 /// An end of the job without a proof.
 const FOREIGN_END: &str = "that no launcher of the job wrote";
 
-
 const RUN: &str = "job-of-several-hosts";
 
 /// The launcher that has the store of a job that runs on one host so far. Its rank waits for a file and fails.
