@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 use clap_complete::{CompleteEnv, CompletionCandidate, Shell};
 
-use super::find::{Ask, find};
-use super::output::{Form, Structured};
+use super::find::find;
+use super::output::Structured;
 use super::{command_line, exit, output};
 
 /// The variable by which the script of a shell asks for completions.
@@ -59,6 +59,6 @@ pub(super) fn answer_the_shell() {
 
 /// The jobs whose launchers run on this host. No server is asked: a shell waits for the answer.
 pub(super) fn jobs() -> Vec<CompletionCandidate> {
-    let found = find(&Ask { socket: None, form: Form::default() });
+    let found = find(None);
     found.places.into_iter().filter_map(|place| place.job.map(CompletionCandidate::new)).collect()
 }

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use super::client::{AskError, Client};
 use super::find::{SocketAt, find};
-use super::output::Form;
 use super::{exit, output};
 
 /// The agent of this host: the first socket that answers, or the named one.

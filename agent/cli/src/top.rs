@@ -22,7 +22,7 @@ use self::screen::{SILENCE_FOR, Top, Wish};
 use super::answer::ServerReply;
 use super::client::Client;
 use super::find::{Server, find};
-use super::output::{self, Form, Paint};
+use super::output::{self, Paint};
 use super::status::ask_all;
 use super::{exit, explain, gpus, order, stacks};
 

@@ -124,8 +124,7 @@ impl Terminal {
 
     /// The same for lines that are kept in another form, on one line.
     pub fn print_as(&self, shown: &str, kept: &str) {
-        let (at, kept) = (time(), printable(kept));
-        let shown = shown.split('\n').map(printable).collect::<Vec<_>>().join("\n");
+        let (at, shown, kept) = (time(), printable(shown), printable(kept));
         let shown =
             if self.timestamps { format!("mainstay: {at} {shown}") } else { format!("mainstay: {shown}") };
         self.order(Order::Line { shown, kept: format!("{at} {kept}") });
