@@ -183,11 +183,11 @@ fn place(line: &str) -> &str {
 }
 
 #[test]
-fn there_are_at_most_94_keys() {
+fn there_are_at_most_95_keys() {
     let keys = keys();
     let others = keys.iter().filter(|key| !key.is_limit()).count();
     // The table of limits counts as one.
-    assert!(others < 94, "{others} keys and the table of limits");
+    assert!(others < 95, "{others} keys and the table of limits");
 }
 
 #[test]

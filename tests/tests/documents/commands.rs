@@ -66,6 +66,10 @@ const WRONG_IN_TEXT: [ErrorKind; 1] = [ErrorKind::UnknownArgument];
 /// Why `mainstay` does not understand its part of a command line.
 fn why_refused(command: &str, wrong: &[ErrorKind]) -> Option<String> {
     let words = shlex::split(command)?;
+    // Stock torchrun has an argument of this name.
+    if words.first().is_some_and(|program| program == "torchrun") {
+        return None;
+    }
     let of_mainstay = words.iter().skip_while(|word| *word != "mainstay");
     let is_end = |word: &&String| ["|", ">", "&&", ";", "...", "\u{2026}"].contains(&word.as_str());
     let line: Vec<&String> = of_mainstay.take_while(|word| !is_end(word)).collect();

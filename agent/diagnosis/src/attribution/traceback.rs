@@ -27,7 +27,7 @@ pub struct Frame {
 }
 
 /// The modules of Mainstay's Python package, the client. A test compares them with the package.
-const CLIENT: [&str; 33] = [
+const CLIENT: [&str; 34] = [
     "__init__",
     "_collectives_release",
     "_container",
@@ -52,6 +52,7 @@ const CLIENT: [&str; 33] = [
     "_torch_collectives",
     "_torch_sections",
     "_torch_store",
+    "_torchrun",
     "_world",
     "checkpoint",
     "dcp",

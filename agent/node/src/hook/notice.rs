@@ -266,8 +266,12 @@ impl Sender {
             HookFormat::CloudEvents => self.cloudevent(notice),
         };
         mask_json(&mut document);
-        if let (HookFormat::PagerDuty, Some(key)) = (self.format, &self.key) {
-            document["routing_key"] = json!(key);
+        if self.format == HookFormat::PagerDuty {
+            // Their names are those of secrets.
+            document["dedup_key"] = json!(cut(&notice.key(&self.host), 255));
+            if let Some(key) = &self.key {
+                document["routing_key"] = json!(key);
+            }
         }
         document
     }
@@ -314,7 +318,6 @@ impl Sender {
     fn pagerduty(&self, notice: &Notice) -> Value {
         let mut document = json!({
             "event_action": if notice.is_over { "resolve" } else { "trigger" },
-            "dedup_key": cut(&notice.key(&self.host), 255),
             "client": "Mainstay",
             "payload": {
                 "summary": cut(&self.summary(notice), MAX_SUMMARY),
