@@ -123,10 +123,9 @@ async fn follow(read: ReadSide, job: Option<String>, connection: Extensions, cal
         }
         drop(held);
         tokio::time::sleep(STREAM_INTERVAL).await;
-        match tokio::time::timeout(LONGEST_SILENCE, snapshots.changed()).await {
-            Ok(false) => return End::snapshots_gone(),
-            // Without a change the ages still grow.
-            Ok(true) | Err(_) => {}
+        // Without a change the ages still grow.
+        if let Ok(false) = tokio::time::timeout(LONGEST_SILENCE, snapshots.changed()).await {
+            return End::snapshots_gone();
         }
     }
 }

@@ -742,7 +742,7 @@ fn durations(books: &Books, of: &JobSeries) {
 fn by_host(job: &JobView, read: &ReadSide, series: &JobSeries) {
     let mut counts: BTreeMap<&String, u32> = match job.hosts.len() {
         0 => [(&read.about.hostname, 0)].into(),
-        ..=MAX_HOSTS_WITH_SERIES => job.hosts.iter().map(|host| (host, 0)).collect(),
+        1..=MAX_HOSTS_WITH_SERIES => job.hosts.iter().map(|host| (host, 0)).collect(),
         _ => BTreeMap::new(),
     };
     for (host, count) in &job.failures_by_host {

@@ -44,7 +44,7 @@ pub fn escaped(text: &str) -> String {
 /// characters are shown by their codes. Within a string of JSON the codes mean the same characters.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_plain =
-        |letter: char| !is_hidden(letter) && !(letter.is_control() && letter != '\n' && letter != '\t');
+        |letter: char| !(is_hidden(letter) || letter.is_control() && letter != '\n' && letter != '\t');
     if text.chars().all(is_plain) {
         return Cow::Borrowed(text);
     }

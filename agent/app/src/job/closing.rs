@@ -1,5 +1,6 @@
 //! The end of a job as its user sees it: the remaining output, the summary and the closing line.
 
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -179,7 +180,7 @@ fn losses(summary: &Summary) -> Vec<(String, Span)> {
     let parts = accounting.parts.iter().filter(|_| accounting.goodput.is_some());
     let lost = parts.filter(|(state, time)| **state != TimeCategory::Training && time.as_seconds() >= 0.1);
     let mut lost: Vec<(String, Span)> = lost.map(|(state, time)| (state.to_string(), *time)).collect();
-    lost.sort_by(|a, b| b.1.cmp(&a.1));
+    lost.sort_by_key(|(_, time)| Reverse(*time));
     lost.truncate(MAX_LOSSES);
     lost
 }

@@ -458,9 +458,9 @@ async fn the_form_is_what_the_caller_accepts() {
 
 /// The name of the metric: the samples of a histogram have further ones.
 fn family(name: &str) -> &str {
-    let parts = ["_bucket", "_count", "_sum"].iter().filter_map(|end| name.strip_suffix(end));
+    let mut parts = ["_bucket", "_count", "_sum"].iter().filter_map(|end| name.strip_suffix(end));
     let is_histogram = |name: &&str| METRICS.iter().any(|of| of.kind == Kind::Histogram && of.name == *name);
-    parts.filter(is_histogram).next().unwrap_or(name)
+    parts.find(is_histogram).unwrap_or(name)
 }
 
 #[tokio::test]

@@ -104,12 +104,13 @@ impl Agent {
 
     /// The first XID of a GPU with this code that NVML reported, in the journal from its start.
     pub fn wait_for_xid_by_nvml(&self, gpu: &str, code: u32) {
+        let code = code.to_string();
         self.wait_until(&format!("XID {code} of {gpu} from NVML"), |line| {
             let entry: Value = serde_json::from_str(line).unwrap();
             let attributes = &entry["attributes"];
             entry["type"] == "xid"
                 && attributes["gpu"] == gpu
-                && attributes["code"] == code.to_string()
+                && attributes["code"] == code.as_str()
                 && attributes["by_event"] == "true"
         });
     }

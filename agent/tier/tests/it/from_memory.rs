@@ -78,7 +78,10 @@ impl Launcher {
 fn a_step_sealed_in_memory_is_sent_to_a_peer_without_any_disk_and_restored() {
     // Only a check of the memory can find it in time.
     let hosts = hosts(2, |_, settings| settings.interval = std::time::Duration::from_secs(3600));
-    hosts.iter().for_each(|host| host.service().refresh());
+    until("each other", || {
+        hosts.iter().for_each(|host| host.service().refresh());
+        hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive))
+    });
     let launcher = Launcher::on(&hosts[0]);
     let rank = launcher.rank(5 << 20);
     rank.save(7);
