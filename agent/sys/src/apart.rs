@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use nix::errno::Errno;
@@ -25,6 +26,9 @@ const FIRST: RawFd = 3;
 /// Bytes of the work's stack, with a guard page below them.
 const STACK_BYTES: usize = 2 << 20;
 const GUARD_BYTES: usize = 64 << 10;
+
+/// The children that work now; 0 is a free place.
+static WORKING: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
 /// Signals that a fault of the work itself raises.
 const FAULTS: [Signal; 4] = [Signal::SIGBUS, Signal::SIGSEGV, Signal::SIGFPE, Signal::SIGILL];
@@ -47,6 +51,18 @@ pub fn apart<T: Send>(name: &CStr, used: &[BorrowedFd<'_>], work: impl FnOnce() 
         }
     }
     task.result.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+/// Whether this process of ours does such work. The search for processes that ranks have left passes it over.
+pub(crate) fn is_working(process: Pid) -> bool {
+    WORKING.iter().any(|place| place.load(Ordering::Acquire) == process.as_raw())
+}
+
+/// Without a free place, the work may be taken for what a rank has left, and be done again.
+fn replace(before: i32, now: i32) {
+    let take =
+        |place: &AtomicI32| place.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    WORKING.iter().any(take);
 }
 
 /// What both processes see.
@@ -73,17 +89,21 @@ fn run<W: FnOnce() -> T, T>(task: &mut Task<'_, W, T>) -> io::Result<()> {
     let child = unsafe { libc::clone(child::<W, T>, stack.top(), flags, argument) };
     let started = Errno::result(child);
     before.thread_set_mask()?;
-    let ended = |child| loop {
-        // Without an exit signal, only this call sees the child.
-        match waitpid(Pid::from_raw(child), Some(WaitPidFlag::__WALL)) {
-            Err(Errno::EINTR) => {}
-            other => return other.map(drop),
+    let ended = |child| {
+        replace(child, 0);
+        loop {
+            // Without an exit signal, only this call sees the child.
+            match waitpid(Pid::from_raw(child), Some(WaitPidFlag::__WALL)) {
+                Err(Errno::EINTR) => {}
+                other => return other.map(drop),
+            }
         }
     };
     Ok(started.and_then(ended)?)
 }
 
 extern "C" fn child<W: FnOnce() -> T, T>(task: *mut c_void) -> c_int {
+    replace(0, getpid().as_raw());
     // SAFETY: `run` passes its task, of the same type, and waits.
     let task = unsafe { &mut *task.cast::<Task<'_, W, T>>() };
     let _ = prctl::set_name(task.name);
@@ -164,6 +184,8 @@ mod tests {
         let seen = Mutex::new(0);
         let result = apart(c"test", &[used.as_fd()], || {
             assert!(other.metadata().is_err(), "not passed on");
+            let us = mainstay_model::id::Pid(getppid().as_raw());
+            assert!(!crate::processes::descendants(us).contains(&mainstay_model::id::Pid(getpid().as_raw())));
             let mine = File::open(std::env::current_exe().unwrap()).unwrap();
             let mut text = String::new();
             (&used).read_to_string(&mut text).unwrap();
@@ -174,7 +196,7 @@ mod tests {
             assert_eq!(inode(getpid(), used.as_raw_fd()), Some(used.metadata().unwrap().ino()));
             getpid()
         });
-        assert!(result.is_some_and(|child| child != getpid()));
+        assert!(result.is_some_and(|child| child != getpid() && !is_working(child)));
         assert!(*seen.lock().unwrap() > 0 && other.metadata().is_ok() && used.metadata().is_ok());
     }
 

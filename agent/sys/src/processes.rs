@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 
+use crate::apart::is_working;
 use mainstay_model::entry::ExitStatus;
 use mainstay_model::id::Pid;
 use nix::errno::Errno;
@@ -10,7 +11,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
 /// All living descendants of `root`, without `root`, nearest first. If the launcher is a child subreaper, orphans
-/// of its ranks stay among its descendants.
+/// of its ranks stay among its descendants. Processes that work apart for this one are none of them.
 pub fn descendants(root: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
     let mut to_visit = VecDeque::from([root]);
@@ -21,6 +22,9 @@ pub fn descendants(root: Pid) -> Vec<Pid> {
             Some(all) => all.get(&parent.0).cloned().unwrap_or_default(),
         };
         for child in children {
+            if is_working(nix::unistd::Pid::from_raw(child.0)) {
+                continue;
+            }
             if stat(child).is_some_and(|stat| stat.state != 'Z') {
                 found.push(child);
             }
