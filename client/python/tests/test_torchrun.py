@@ -17,7 +17,7 @@ pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
 
 from torch.distributed.elastic.rendezvous import api, registry  # noqa: E402
 
-from mainstay import _torchrun  # noqa: E402
+import mainstay_torchrun as _torchrun  # noqa: E402
 
 
 @pytest.fixture(scope="module")

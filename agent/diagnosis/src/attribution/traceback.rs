@@ -52,7 +52,6 @@ const CLIENT: [&str; 34] = [
     "_torch_collectives",
     "_torch_sections",
     "_torch_store",
-    "_torchrun",
     "_world",
     "checkpoint",
     "dcp",
@@ -60,6 +59,7 @@ const CLIENT: [&str; 34] = [
     "lightning",
     "policy",
     "mainstay_auto",
+    "mainstay_torchrun",
     "torch",
     "transformers",
 ];
@@ -74,7 +74,7 @@ impl Frame {
         let module = parts.next().and_then(|file| file.strip_suffix(".py"));
         let package = parts.next();
         module.is_some_and(|module| {
-            CLIENT.contains(&module) && (package == Some("mainstay") || module == "mainstay_auto")
+            CLIENT.contains(&module) && (package == Some("mainstay") || module.starts_with("mainstay_"))
         }) && self.function != UNPICKLES
     }
 

@@ -5,6 +5,9 @@ lost, so no clock is compared with that of another host. A round is one key with
 which the first host that sees all preconditions writes by compare-and-swap. Hosts keep their ranks from round to
 round, and a host that waits takes the place of a lost one. The store of a round is a TCPStore in the torchrun of rank
 0: a new one for each round, so the job survives the loss of any host.
+
+PyTorch imports this module together with torch.distributed, in each process. It is outside the package so that this does
+not import Mainstay's client, which a process must do after its fork from a template.
 """
 
 from __future__ import annotations
