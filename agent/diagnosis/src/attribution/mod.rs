@@ -338,17 +338,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checkpoint_that_could_not_be_written_is_the_users_only_if_a_status_says_that_the_disk_is_full() {
-        for message in
-            ["PytorchStreamWriter failed writing file data/4: file write failed", "unexpected pos 64 vs 10"]
-        {
-            let failed = format!("RuntimeError: [enforce fail at inline_container.cc:603] . {message}\n");
-            let unsure = judged(&failed);
-            assert_eq!((unsure.class, unsure.domain), (Class::Storage, FaultDomain::Infrastructure));
-            assert_eq!(unsure.restart, Restart::RestartAfterWait, "{message}");
-            assert!(unsure.confidence < 0.8, "{message}: {}", unsure.confidence);
-            let full = judged(&format!("OSError: [Errno 28] No space left on device\n{failed}"));
-            assert_eq!((full.class, full.domain), (Class::Storage, FaultDomain::User), "{message}");
+    fn a_checkpoint_that_could_not_be_written_is_the_users_only_if_a_line_shows_that_the_disk_is_full() {
+        let failed =
+            |message| format!("RuntimeError: [enforce fail at inline_container.cc:603] . {message}\n");
+        let unnamed = failed("PytorchStreamWriter failed writing file data/4: file write failed");
+        let unsure = judged(&unnamed);
+        assert_eq!((unsure.class, unsure.domain), (Class::Storage, FaultDomain::Infrastructure));
+        assert_eq!(unsure.restart, Restart::RestartAfterWait);
+        assert!(unsure.confidence < 0.8, "{}", unsure.confidence);
+        let status = format!("OSError: [Errno 28] No space left on device\n{unnamed}");
+        for full in [status, failed("unexpected pos 64 vs 10")] {
+            let judged = judged(&full);
+            assert_eq!((judged.class, judged.domain), (Class::Storage, FaultDomain::User), "{full}");
         }
     }
 
