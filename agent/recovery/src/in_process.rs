@@ -127,6 +127,8 @@ pub enum RoundState {
     Leaving,
     /// Out of the round, waiting for the next.
     Ready,
+    /// It cannot go on in its process, which is being killed.
+    Ending,
     /// Its function has returned.
     Done,
     /// Its process is gone.
@@ -232,7 +234,10 @@ impl Round {
     pub fn receive(&mut self, rank: Rank, word: RankMessage) -> Received {
         let (epoch, gathering) = (self.epoch, self.gathering);
         let Some(standing) = self.standing.get_mut(&rank) else { return Received::PassedOver };
-        if word.epoch() != epoch || matches!(standing, RoundState::Gone | RoundState::Ready) {
+        if word.epoch() != epoch
+            || matches!(standing, RoundState::Gone | RoundState::Ready | RoundState::Ending)
+        {
+            // One that is killed may still have said that it is ready.
             return Received::PassedOver;
         }
         match word {
@@ -250,14 +255,9 @@ impl Round {
                 return if done.is_empty() { Received::Noted } else { Received::AllDone(done) };
             }
             RankMessage::Raised { at, exception, message, traceback, .. } => {
-                *standing = RoundState::Leaving;
-                return Received::Raised(Note {
-                    exception,
-                    message,
-                    traceback,
-                    at: Mono(at),
-                    ..Note::default()
-                });
+                let note = Note { exception, message, traceback, at: Mono(at), ..Note::default() };
+                *standing = if is_fit(&note) { RoundState::Leaving } else { RoundState::Ending };
+                return Received::Raised(note);
             }
         }
         Received::Noted
@@ -283,7 +283,7 @@ const SPOILT: [&str; 5] =
     ["CUDA error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "device-side assert", "ncclUnhandledCudaError"];
 
 /// Whether a rank that raised this exception can continue in its process.
-pub fn is_fit(note: &Note) -> bool {
+fn is_fit(note: &Note) -> bool {
     !SPOILT.iter().any(|words| note.message.contains(words))
 }
 
@@ -321,6 +321,20 @@ mod tests {
         round.gone(Rank(2));
         assert!(round.is_gathered());
         assert_eq!(round.waiting(), [Rank(0), Rank(1)]);
+    }
+
+    #[test]
+    fn a_rank_that_cannot_go_on_is_waited_for_until_its_process_is_gone() {
+        let mut round = round(2);
+        round.receive(Rank(1), raised(EPOCH, "CUDA error: an illegal memory access was encountered"));
+        assert_eq!(round.gather(), [Rank(0)]);
+        round.receive(Rank(0), RankMessage::Ready { epoch: EPOCH });
+        // Sent before the signal reached it.
+        assert_eq!(round.receive(Rank(1), RankMessage::Ready { epoch: EPOCH }), Received::PassedOver);
+        assert_eq!(round.missing(), [Rank(1)]);
+        round.gone(Rank(1));
+        assert!(round.is_gathered());
+        assert_eq!(round.waiting(), [Rank(0)]);
     }
 
     #[test]

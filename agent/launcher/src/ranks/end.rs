@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainstay_model::entry::{ExitStatus, Fact, Note};
 use mainstay_model::id::{Pid, Rank};
 use mainstay_model::time::Span;
-use mainstay_recovery::in_process::{Call, RankMessage, Received, RoundState, is_fit};
+use mainstay_recovery::in_process::{Call, RankMessage, Received, RoundState};
 use mainstay_recovery::protocol::{Event, StopWhy};
 use mainstay_sensors::source::error_file;
 use mainstay_sensors::source::pages::PageReader;
@@ -366,17 +366,17 @@ impl Ranks {
     fn raised_in_process(&mut self, rank: Rank, pid: Pid, note: Note, to: &mut Reports<'_>) {
         // The steps in its page come before what ended them.
         self.look(to);
-        let fit = is_fit(&note);
+        let is_ending = self.round.standing(rank) == Some(RoundState::Ending);
         let data = self.pages.get(rank).and_then(PageReader::data);
         self.count_oom_kills(to.group);
         to.group.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note, data });
         for process in self.processes.iter_mut().filter(|process| process.rank == rank) {
             process.raised = true;
-            if !fit {
+            if is_ending {
                 process.signal(nix::libc::SIGKILL);
             }
         }
-        if !fit {
+        if is_ending {
             let why = format!("{rank} cannot go on in its process after this error and gets a new one");
             to.output.terminal.print(why);
         }
