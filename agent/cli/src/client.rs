@@ -42,6 +42,9 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
+/// The variable that names the certificate of a caller.
+pub(super) const TLS_CERTIFICATE: &str = "MAINSTAY_TLS_CERTIFICATE";
+
 /// The prefix of an address with TLS.
 const BY_TLS: &str = "https://";
 
@@ -52,7 +55,7 @@ async fn encrypted(address: &str) -> anyhow::Result<Channel> {
         path.map(PathBuf::from).with_context(|| format!("{name}: it must name a file (mainstay certs)"))
     };
     let tls = Tls::read(TlsFiles {
-        certificate: file("MAINSTAY_TLS_CERTIFICATE")?,
+        certificate: file(TLS_CERTIFICATE)?,
         key: file("MAINSTAY_TLS_KEY")?,
         authorities: file("MAINSTAY_TLS_AUTHORITIES")?,
     })?;

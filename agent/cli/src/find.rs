@@ -8,6 +8,7 @@ use clap_complete::ArgValueCandidates;
 use mainstay_app::default_paths;
 use tonic::codegen::http::uri::Authority;
 
+use super::client::TLS_CERTIFICATE;
 use super::completions;
 use super::output::Form;
 
@@ -51,7 +52,8 @@ impl Server {
     }
 }
 
-/// `HOST` or `HOST:PORT` as `https://HOST:PORT`, or `http://` for loopback: only there an agent listens without TLS.
+/// `HOST` or `HOST:PORT` as `https://HOST:PORT`. For loopback it is `http://` unless a certificate is set: only there an
+/// agent listens without TLS by default.
 pub(super) fn agent_over_tcp(text: &str) -> Result<PathBuf, String> {
     let wrong = || "write HOST or HOST:PORT".to_owned();
     let address: Authority = text.parse().map_err(|_| wrong())?;
@@ -64,7 +66,8 @@ pub(super) fn agent_over_tcp(text: &str) -> Result<PathBuf, String> {
     };
     match port {
         Some(port) if !host.is_empty() => {
-            let scheme = if is_loopback(host) { "http" } else { "https" };
+            let is_named = std::env::var_os(TLS_CERTIFICATE).is_some_and(|path| !path.is_empty());
+            let scheme = if is_loopback(host) && !is_named { "http" } else { "https" };
             Ok(format!("{scheme}://{host}:{port}").into())
         }
         _ => Err(wrong()),
