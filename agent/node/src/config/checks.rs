@@ -1,7 +1,7 @@
 //! Checks that involve several values of a configuration, or more than their types.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint::parity::{NoParity, Parity};
 use mainstay_model::units::Period;
@@ -20,6 +20,17 @@ impl Wrong {
         if !right {
             self.0.push((key, problem.to_owned()));
         }
+    }
+
+    /// Whether TLS is wanted: then none of its three files may be left out.
+    fn is_tls(&mut self, files: [(&'static str, &PathBuf); 3], incomplete: &str) -> bool {
+        let is_set = |path: &PathBuf| !path.as_os_str().is_empty();
+        let is_tls = files.iter().any(|(_, path)| is_set(path));
+        for (key, path) in files {
+            self.must(is_absolute(path), key, "it must be an absolute path");
+            self.must(!is_tls || is_set(path), key, incomplete);
+        }
+        is_tls
     }
 }
 
@@ -44,15 +55,8 @@ impl Config {
             ("tls_key", &self.tls_key),
             ("tls_authorities", &self.tls_authorities),
         ];
-        let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
-        for (key, path) in for_tls {
-            wrong.must(is_absolute(path), key, "it must be an absolute path");
-            wrong.must(
-                !is_tls || !path.as_os_str().is_empty(),
-                key,
-                "for TLS tls_certificate, tls_key and tls_authorities must all be set",
-            );
-        }
+        let is_tls =
+            wrong.is_tls(for_tls, "for TLS tls_certificate, tls_key and tls_authorities must all be set");
         for (key, address) in [("listen", self.listen), ("http", self.http)] {
             let is_open = address.is_some_and(|address| !address.ip().to_canonical().is_loopback());
             wrong.must(
@@ -246,15 +250,10 @@ impl Config {
             ("checkpoint.tls_key", &keys.tls_key),
             ("checkpoint.tls_authorities", &keys.tls_authorities),
         ];
-        let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
-        for (key, path) in for_tls {
-            wrong.must(is_absolute(path), key, "it must be an absolute path");
-            wrong.must(
-                !is_tls || !path.as_os_str().is_empty(),
-                key,
-                "for TLS between agents checkpoint.tls_certificate, tls_key and tls_authorities must all be set",
-            );
-        }
+        let is_tls = wrong.is_tls(
+            for_tls,
+            "for TLS between agents checkpoint.tls_certificate, tls_key and tls_authorities must all be set",
+        );
         wrong.must(
             keys.listen.is_none() || is_tls || !keys.token_file.as_os_str().is_empty(),
             "checkpoint.token_file",
