@@ -244,7 +244,8 @@ def test_a_job_of_stock_torchrun_loses_the_host_of_rank_0_and_goes_on(etcd, tmp_
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
             "--rdzv-backend=mainstay", f"--rdzv-endpoint={etcd}", "--rdzv-id=stock", "--local-addr=127.0.0.1",
-            str(script), str(tmp_path), str(host),
+            # A launcher that is killed leaves its logs behind.
+            f"--log-dir={tmp_path / 'logs'}", str(script), str(tmp_path), str(host),
         ]
         with open(tmp_path / f"output.{host}", "wb") as output:
             launchers.append(subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output))

@@ -1,6 +1,7 @@
 //! Hosts that vanish while they train: all of their processes and their network at once. The job can lose any host,
 //! because etcd runs on some of its hosts.
 
+use mainstay_checkpoint::copied_step::CopiedStep;
 use mainstay_model::entry::{Fact, HostLoss};
 use mainstay_tests::{End, Job, has_client, has_torch, is_root, processes, skipped};
 use nix::sys::signal::{Signal, kill};
@@ -120,6 +121,16 @@ impl Hosts {
         (0..ranks).map(|rank| self.cluster.host_with(&format!("waits.{attempt}.{rank}"))).collect()
     }
 
+    /// Waits until a host knows that a step of this attempt has its copies.
+    fn wait_for_copies_of(&self, host: usize, attempt: u32) {
+        self.job(host).wait_for_fact("copies of a step of the attempt", |fact| match fact {
+            Fact::Observed(seen) => {
+                CopiedStep::read(seen).is_some_and(|copied| copied.attempt >= u64::from(attempt))
+            }
+            _ => false,
+        });
+    }
+
     fn vanish(&mut self, hosts: &[usize]) {
         self.cluster.network().vanish_together(hosts);
         for host in hosts {
@@ -171,9 +182,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
     let mut hosts = Hosts::start(3, 4, "--nnodes 3 --rdzv-conf lease=6", 3);
     for attempt in 0..3 {
         let at = hosts.all_wait(attempt, 3);
-        if attempt == 0 {
-            at.iter().for_each(|host| _ = hosts.job(*host).wait_for_event("step_copied"));
-        }
+        at.iter().for_each(|host| hosts.wait_for_copies_of(*host, attempt));
         let leader = hosts.leader();
         let lost = match attempt {
             0 => leader,
@@ -209,7 +218,7 @@ fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lo
     }
     let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
     let at = hosts.all_wait(0, 3);
-    at.iter().for_each(|host| _ = hosts.job(*host).wait_for_event("step_copied"));
+    at.iter().for_each(|host| hosts.wait_for_copies_of(*host, 0));
     hosts.vanish(&at[..2]);
     let (cluster, ends) = hosts.ends();
     for end in &ends {
