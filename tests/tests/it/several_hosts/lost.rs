@@ -80,6 +80,8 @@ struct Hosts {
     jobs: Vec<Option<Job>>,
     options: String,
     losses: String,
+    /// Those that were away: their run has another directory.
+    returned: Vec<usize>,
 }
 
 impl Hosts {
@@ -87,8 +89,13 @@ impl Hosts {
     /// lost.
     fn start(etcds: usize, hosts: usize, options: &str, losses: u32) -> Hosts {
         let cluster = Cluster::with_etcd_on(etcds, hosts).sharing_nothing();
-        let mut all =
-            Hosts { cluster, jobs: Vec::new(), options: options.to_owned(), losses: losses.to_string() };
+        let mut all = Hosts {
+            cluster,
+            jobs: Vec::new(),
+            options: options.to_owned(),
+            losses: losses.to_string(),
+            returned: Vec::new(),
+        };
         all.jobs.resize_with(hosts, || None);
         (0..hosts).for_each(|host| all.launch(host));
         all
@@ -121,14 +128,16 @@ impl Hosts {
         (0..ranks).map(|rank| self.cluster.host_with(&format!("waits.{attempt}.{rank}"))).collect()
     }
 
-    /// Waits until a host knows that a step of this attempt has its copies.
-    fn wait_for_copies_of(&self, host: usize, attempt: u32) {
-        self.job(host).wait_for_fact("copies of a step of the attempt", |fact| match fact {
-            Fact::Observed(seen) => {
-                CopiedStep::read(seen).is_some_and(|copied| copied.attempt >= u64::from(attempt))
-            }
-            _ => false,
-        });
+    /// Waits until hosts that were never away know that a step of this attempt has its copies.
+    fn wait_for_copies(&self, hosts: &[usize], attempt: u32) {
+        for host in hosts.iter().filter(|host| !self.returned.contains(host)) {
+            self.job(*host).wait_for_fact("copies of a step of the attempt", |fact| match fact {
+                Fact::Observed(seen) => {
+                    CopiedStep::read(seen).is_some_and(|copied| copied.attempt >= u64::from(attempt))
+                }
+                _ => false,
+            });
+        }
     }
 
     fn vanish(&mut self, hosts: &[usize]) {
@@ -144,6 +153,7 @@ impl Hosts {
     /// The host is available again, and its launcher is started.
     fn come_back(&mut self, host: usize) {
         self.cluster.network().come_back(host);
+        self.returned.push(host);
         self.launch(host);
     }
 
@@ -182,7 +192,7 @@ fn the_hosts_of_leader_store_and_rank_0_vanish_one_after_the_other_and_the_param
     let mut hosts = Hosts::start(3, 4, "--nnodes 3 --rdzv-conf lease=6", 3);
     for attempt in 0..3 {
         let at = hosts.all_wait(attempt, 3);
-        at.iter().for_each(|host| hosts.wait_for_copies_of(*host, attempt));
+        hosts.wait_for_copies(&at, attempt);
         let leader = hosts.leader();
         let lost = match attempt {
             0 => leader,
@@ -218,7 +228,7 @@ fn two_of_five_hosts_vanish_at_once_with_the_leader_and_no_replicated_step_is_lo
     }
     let mut hosts = Hosts::start(5, 5, "--nnodes 3 --rdzv-conf lease=6", 1);
     let at = hosts.all_wait(0, 3);
-    at.iter().for_each(|host| hosts.wait_for_copies_of(*host, 0));
+    hosts.wait_for_copies(&at, 0);
     hosts.vanish(&at[..2]);
     let (cluster, ends) = hosts.ends();
     for end in &ends {
