@@ -1,5 +1,6 @@
 //! Checks of the repository itself: formatting, lints, licences, the systemd files.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -16,6 +17,10 @@ use crate::{paths, python};
 /// remaining exposure is for.
 const EXPOSURE_AT_MOST: f64 = 2.6;
 
+/// Dependencies that are built with more features in the tests than in the program: a wider API, and nothing that the
+/// program does in another way.
+const WIDER_IN_TESTS: [&str; 5] = ["nix", "regex-automata", "tokio", "winnow", "zerocopy"];
+
 pub fn source(checks: &mut Checks) {
     checks.run("formatting (cargo fmt)", || plain(command::cargo("fmt --all --check")));
     checks.run("lints (cargo clippy)", || {
@@ -30,8 +35,43 @@ pub fn source(checks: &mut Checks) {
     checks.run("advisories (cargo audit)", || {
         tool(&cargo_tools::AUDIT, "audit --deny warnings --file fuzz/Cargo.lock")
     });
+    checks.run("features of dependencies in tests and in the program (cargo tree)", features);
     checks.run("documentation as a site (mdbook build)", || tool(&cargo_tools::MDBOOK, "build docs"));
     checks.run("Kubernetes manifests, the Helm chart and dashboards (schemas)", manifests);
+}
+
+/// The features of each dependency, by its name and version.
+fn features_in(arguments: &str) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let mut tree = command::cargo(&format!("tree --locked --prefix none {arguments}"));
+    tree.args(["--format", "{p}|{f}"]);
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    for line in command::output(&mut tree)?.lines() {
+        if let Some((package, features)) = line.split_once('|') {
+            let features =
+                features.trim_end_matches(" (*)").split(',').filter(|name| !["", "default"].contains(name));
+            found.entry(package.to_owned()).or_default().extend(features.map(str::to_owned));
+        }
+    }
+    Ok(found)
+}
+
+/// Cargo builds the program alone with fewer features than beside the tests: what the tests see must be what users get.
+fn features() -> Result<Verdict> {
+    let program = features_in("--package mainstay-agent --edges normal,no-proc-macro")?;
+    let tests = features_in("--workspace --edges all")?;
+    let mut same = true;
+    for (package, has) in &program {
+        let name = package.split(' ').next().unwrap_or_default();
+        let missing: Vec<&String> =
+            tests.get(package).into_iter().flatten().filter(|of| !has.contains(*of)).collect();
+        if !missing.is_empty() && !package.contains(" (/") && !WIDER_IN_TESTS.contains(&name) {
+            println!(
+                "{package} has these features in the tests only, so give them to the program: {missing:?}"
+            );
+            same = false;
+        }
+    }
+    Ok(Verdict::of(same))
 }
 
 /// The unit, the user and the folders.
