@@ -131,7 +131,7 @@ def mainstay(state, _place):
         assert mainstay.checkpoint.save(step, state)
 
     def settled(step):
-        while mainstay.checkpoint._in_memory(mainstay.checkpoint._place(None)).origin(step) is None:
+        while mainstay.checkpoint._in_memory(mainstay.checkpoint._home(None)).origin(step) is None:
             time.sleep(0.01)
         # With two slots the next save would wait for the disk.
         memory = mainstay.checkpoint._pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], 0)
