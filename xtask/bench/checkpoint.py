@@ -134,7 +134,7 @@ def mainstay(state, _place):
         while mainstay.checkpoint._in_memory(mainstay.checkpoint._home(None)).origin(step) is None:
             time.sleep(0.01)
         # With two slots the next save would wait for the disk.
-        memory = mainstay.checkpoint._pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], 0)
+        memory = mainstay.checkpoint._pool.memory_of_rank(os.environ["MAINSTAY_CHECKPOINT_DIR"], 0)
         while not any(slot.state == "free" for slot in memory.control.slots()):
             time.sleep(0.01)
 

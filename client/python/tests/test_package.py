@@ -190,3 +190,22 @@ def test_the_calls_are_native_and_have_signatures():
     assert str(inspect.signature(mainstay.step)) == "(step, *, loss=None, grad_norm=None, digest=None)"
     assert str(inspect.signature(mainstay.section)) == "(name)"
     assert "Never raises" in mainstay.step.__doc__ and sys.modules["mainstay"].__doc__
+
+
+def test_the_programs_of_the_benchmarks_call_what_the_package_has(tmp_path):
+    pytest.importorskip("mypy")
+    programs = sorted((Path(__file__).parents[3] / "xtask" / "bench").glob("*.py"))
+    assert programs
+    # One at a time: they are no package, and some have the same names.
+    done = [
+        subprocess.run(
+            [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--check-untyped-defs", "--no-error-summary",
+             "--cache-dir", str(tmp_path), str(program)],
+            capture_output=True, text=True,
+        )
+        for program in programs
+        if "import mainstay" in program.read_text()
+    ]  # fmt: skip
+    assert done
+    missing = [line for one in done for line in one.stdout.splitlines() if "Module has no attribute" in line]
+    assert not missing
