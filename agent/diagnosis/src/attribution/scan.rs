@@ -1,24 +1,23 @@
 //! Searches a log for all signatures in one pass. Accepts text in pieces of any size, so that memory use does not depend on the length
 //! of the log. Tolerates invalid bytes and lines without end.
 
-mod below_frames;
 mod caught;
 mod completed_steps;
 mod findings;
 mod folded;
-mod raised_lines;
 mod short_texts;
 mod steps;
+mod tracebacks;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use below_frames::LastFrame;
 use caught::Caught;
+use completed_steps::CompletedSteps;
 pub use findings::{Exception, Findings, Kind, MIN_HEALTHY_STEPS, Progress, RelevantLine, SignatureMatch};
-use raised_lines::is_traceback;
 use steps::place_in_progress;
 pub use steps::relate;
+use tracebacks::{LastFrame, is_traceback};
 
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
 use super::healthy;
@@ -58,10 +57,7 @@ pub struct Scan<'c> {
     /// The line that announces an ignored exception, and the lines of such exceptions.
     ignored: Option<u64>,
     ignored_lines: BTreeSet<u64>,
-    /// Progress lines before this offset of the block are skipped.
-    no_progress_until: usize,
-    /// The last offsets of progress words in the block that were skipped.
-    passed_over: VecDeque<usize>,
+    steps: CompletedSteps,
     /// The newest exceptions, once there are more than the first ones kept.
     last_exceptions: VecDeque<Exception>,
     /// The rank in the last row of the launcher's table that names one, and its line.
@@ -98,8 +94,7 @@ impl<'c> Scan<'c> {
             last_spots: BTreeMap::new(),
             ignored: None,
             ignored_lines: BTreeSet::new(),
-            no_progress_until: 0,
-            passed_over: VecDeque::new(),
+            steps: CompletedSteps::default(),
             last_exceptions: VecDeque::new(),
             table: None,
             labels_mislead: false,
@@ -196,7 +191,7 @@ impl<'c> Scan<'c> {
         for (index, spots) in std::mem::take(&mut self.last_spots) {
             self.findings.sightings[index].spots.extend(spots);
         }
-        self.free_last_words();
+        self.caught.free_last_words(&mut self.findings);
         self.drop_misleading_labels();
         if self.findings.bytes <= MAX_JOINED_BYTES as u64 {
             let text = std::mem::take(&mut self.small);
@@ -225,12 +220,12 @@ impl<'c> Scan<'c> {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
         let first_line = self.findings.lines + 1;
-        self.no_progress_until = 0;
+        self.steps.block_starts();
         self.source_below(block);
         self.look_below_frame(block, self.findings.lines + 1);
         for (word, at) in catalog.hits(block) {
-            if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
-                self.pass_over_progress(at);
+            if PROGRESS.contains(&word) && (self.steps.skips(at) || self.findings.kind != Kind::Log) {
+                self.steps.skip(at, &self.findings);
                 continue;
             }
             if at >= end {
@@ -247,20 +242,19 @@ impl<'c> Scan<'c> {
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
                     self.traceback = Some(number);
-                    self.traceback_starts(&block[..start], &block[start..end], number);
+                    self.caught.traceback_starts(&block[..start], &block[start..end], number);
                 }
             }
             if PROGRESS.contains(&word) {
-                self.no_progress_until = end;
-                self.progress_in(&block[start..end], end);
+                self.steps.line(&block[start..end], end, &mut self.findings);
                 continue;
             }
             self.words.push(word);
         }
         self.look_at(block, start, end);
         self.findings.lines += newlines(&block[counted..]);
-        self.last_progress_in(block);
-        self.look_for_life(block, first_line);
+        self.steps.block_ends(block, &mut self.findings);
+        self.caught.look_for_life(block, first_line);
     }
 
     /// Examines a line of the block, and the lines below it if it is a frame.
@@ -279,6 +273,24 @@ impl<'c> Scan<'c> {
         if self.last_frame.is_some() {
             self.look_below_frame(below, self.findings.lines + 2);
         }
+    }
+
+    /// Takes over what the lines of a record show, all at the line of the record.
+    fn take_record(&mut self, text: &str) {
+        let number = self.findings.lines + 1;
+        let findings_of_text =
+            Scan::of_text(self.catalog, "", self.findings.rank, self.findings.kind, text.as_bytes());
+        for sighting in findings_of_text.sightings {
+            for mut spot in sighting.spots {
+                spot.line = number;
+                self.note(sighting.signature, &spot);
+            }
+        }
+        for mut exception in findings_of_text.exceptions {
+            exception.spot.line = number;
+            self.keep_exception(exception);
+        }
+        self.findings.in_table.extend(findings_of_text.in_table);
     }
 
     /// Examines a line that contains some of the words.

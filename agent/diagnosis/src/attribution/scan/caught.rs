@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{level, lines, progress};
-use super::raised_lines::{above_traceback, is_chain};
-use super::{MAX_IGNORED_DISTANCE, MAX_RANKS, Scan};
+use super::tracebacks::{above_traceback, is_chain};
+use super::{Findings, MAX_IGNORED_DISTANCE, MAX_RANKS};
 
 /// After this many lines a rank that printed none of them is taken to live: it prints rarely.
 const MIN_LINES_ALIVE: u64 = 10_000;
@@ -66,6 +66,56 @@ impl Caught {
             open.exception = number;
         }
     }
+
+    /// A traceback starts at this line, below these.
+    pub(super) fn traceback_starts(&mut self, before: &[u8], line: &[u8], number: u64) {
+        let rank_of = |line: &str| lines::prefix(line).rank;
+        let rank = rank_of(&lines::clean(line));
+        let above = above_traceback(before);
+        if above.as_deref().is_some_and(is_chain) {
+            return;
+        }
+        // A rank that fails again has gone on.
+        self.open.remove(&rank);
+        let is_owner = |above: &String| rank_of(above) == rank && level::reports_a_caught_exception(above);
+        let newest = |above: String| Newest { at: number, rank, goes_on: says_that_it_goes_on(&above) };
+        self.newest = above.filter(is_owner).map(newest);
+    }
+
+    /// Looks in the block for lines which show that a rank went on after its traceback.
+    pub(super) fn look_for_life(&mut self, block: &[u8], first_line: u64) {
+        let Some(least) = self.open.values().map(|open| open.exception).min() else { return };
+        let complete = block.strip_suffix(b"\n").unwrap_or(block);
+        let skipped = usize::try_from((least + 1).saturating_sub(first_line)).unwrap_or(usize::MAX);
+        let numbered = (first_line..).zip(complete.split(|byte| *byte == b'\n')).skip(skipped);
+        for (number, raw) in numbered {
+            if self.open.is_empty() {
+                return;
+            }
+            let line = lines::clean(raw.get(..lines::LINE_WINDOW_BYTES).unwrap_or(raw));
+            let rank = lines::prefix(&line).rank;
+            let Some(open) = self.open.get(&rank).filter(|open| open.exception < number) else {
+                continue;
+            };
+            let late = number - open.exception > MIN_LINES_ALIVE;
+            if late || level::of_program(&line).is_some() || progress::is_progress(&line) {
+                self.open.remove(&rank);
+            }
+        }
+    }
+
+    /// What a rank printed last was not caught.
+    pub(super) fn free_last_words(&mut self, findings: &mut Findings) {
+        let spots = findings.sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
+        let spots = spots.chain(findings.exceptions.iter_mut().map(|exception| &mut exception.spot));
+        for spot in spots.filter(|spot| spot.logged) {
+            let rank = lines::prefix(&spot.text).rank;
+            spot.logged = self.open.get(&rank).is_none_or(|open| spot.line < open.from);
+        }
+        for open in self.open.values() {
+            self.lines.retain(|line| !(open.from..=open.exception).contains(line));
+        }
+    }
 }
 
 /// Whether a logger's message announces what the program does instead: such an exception was caught, also if the rank
@@ -86,58 +136,6 @@ fn says_that_it_goes_on(message: &str) -> bool {
     ]
     .iter()
     .any(|word| message.contains(word))
-}
-
-impl Scan<'_> {
-    /// A traceback starts at this line, below these.
-    pub(super) fn traceback_starts(&mut self, before: &[u8], line: &[u8], number: u64) {
-        let rank_of = |line: &str| lines::prefix(line).rank;
-        let rank = rank_of(&lines::clean(line));
-        let above = above_traceback(before);
-        if above.as_deref().is_some_and(is_chain) {
-            return;
-        }
-        // A rank that fails again has gone on.
-        self.caught.open.remove(&rank);
-        let is_owner = |above: &String| rank_of(above) == rank && level::reports_a_caught_exception(above);
-        let newest = |above: String| Newest { at: number, rank, goes_on: says_that_it_goes_on(&above) };
-        self.caught.newest = above.filter(is_owner).map(newest);
-    }
-
-    /// Looks in the block for lines which show that a rank went on after its traceback.
-    pub(super) fn look_for_life(&mut self, block: &[u8], first_line: u64) {
-        let Some(least) = self.caught.open.values().map(|open| open.exception).min() else { return };
-        let complete = block.strip_suffix(b"\n").unwrap_or(block);
-        let skipped = usize::try_from((least + 1).saturating_sub(first_line)).unwrap_or(usize::MAX);
-        let numbered = (first_line..).zip(complete.split(|byte| *byte == b'\n')).skip(skipped);
-        for (number, raw) in numbered {
-            if self.caught.open.is_empty() {
-                return;
-            }
-            let line = lines::clean(raw.get(..lines::LINE_WINDOW_BYTES).unwrap_or(raw));
-            let rank = lines::prefix(&line).rank;
-            let Some(open) = self.caught.open.get(&rank).filter(|open| open.exception < number) else {
-                continue;
-            };
-            let late = number - open.exception > MIN_LINES_ALIVE;
-            if late || level::of_program(&line).is_some() || progress::is_progress(&line) {
-                self.caught.open.remove(&rank);
-            }
-        }
-    }
-
-    /// What a rank printed last was not caught.
-    pub(super) fn free_last_words(&mut self) {
-        let spots = self.findings.sightings.iter_mut().flat_map(|sighting| &mut sighting.spots);
-        let spots = spots.chain(self.findings.exceptions.iter_mut().map(|exception| &mut exception.spot));
-        for spot in spots.filter(|spot| spot.logged) {
-            let rank = lines::prefix(&spot.text).rank;
-            spot.logged = self.caught.open.get(&rank).is_none_or(|open| spot.line < open.from);
-        }
-        for open in self.caught.open.values() {
-            self.caught.lines.retain(|line| !(open.from..=open.exception).contains(line));
-        }
-    }
 }
 
 #[cfg(test)]

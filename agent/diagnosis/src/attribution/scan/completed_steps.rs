@@ -1,8 +1,9 @@
 //! Lines that report a completed step. A long log has millions of them: the scan records the first ones, samples, and the last ones.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Progress, Scan, line_around, newlines};
+use super::{Findings, Progress, line_around, newlines};
 use crate::attribution::{lines, progress};
 
 /// Up to this many progress lines are all recorded; after that, one per stride of bytes.
@@ -14,53 +15,70 @@ const MAX_LAST_OFFSETS: usize = 64;
 /// Maximum number of progress lines kept.
 const MAX_PROGRESS_LINES: usize = 65_536;
 
-impl Scan<'_> {
+/// The progress lines of a source that are examined.
+#[derive(Default)]
+pub(super) struct CompletedSteps {
+    /// Progress words before this offset of the block are skipped.
+    skip_until: usize,
+    /// The last offsets of progress words in the block that were skipped.
+    skipped: VecDeque<usize>,
+}
+
+impl CompletedSteps {
+    /// A block starts.
+    pub(super) fn block_starts(&mut self) {
+        self.skip_until = 0;
+    }
+
+    /// Whether the progress word at this offset of the block is skipped.
+    pub(super) fn skips(&self, at: usize) -> bool {
+        at < self.skip_until
+    }
+
     /// Skips a progress word at this offset of the block. The last ones of the block are examined at its end.
-    pub(super) fn pass_over_progress(&mut self, at: usize) {
-        if self.findings.progress.len() >= MAX_DENSE_LINES {
-            if self.passed_over.len() == MAX_LAST_OFFSETS {
-                self.passed_over.pop_front();
+    pub(super) fn skip(&mut self, at: usize, findings: &Findings) {
+        if findings.progress.len() >= MAX_DENSE_LINES {
+            if self.skipped.len() == MAX_LAST_OFFSETS {
+                self.skipped.pop_front();
             }
-            self.passed_over.push_back(at);
+            self.skipped.push_back(at);
         }
     }
 
     /// Records the last skipped lines of a block that report a completed step.
-    pub(super) fn last_progress_in(&mut self, block: &[u8]) {
-        let sighting_index = std::mem::take(&mut self.passed_over);
-        for at in sighting_index {
+    pub(super) fn block_ends(&mut self, block: &[u8], findings: &mut Findings) {
+        for at in std::mem::take(&mut self.skipped) {
             let Range { start, end } = line_around(block, at, 0);
-            let number = self.findings.lines + 1 - newlines(&block[start..]);
-            if self.findings.progress.last().is_some_and(|last| last.line < number) {
-                self.note_progress(&block[start..end], number);
+            let number = findings.lines + 1 - newlines(&block[start..]);
+            if findings.progress.last().is_some_and(|last| last.line < number) {
+                record(&block[start..end], number, findings);
             }
         }
     }
 
-    /// Records a line that reports a completed step.
-    pub(super) fn progress_in(&mut self, raw: &[u8], end: usize) {
-        if self.note_progress(raw, self.findings.lines + 1) && self.findings.progress.len() >= MAX_DENSE_LINES
-        {
-            self.no_progress_until = end + STRIDE_BYTES;
-        }
+    /// Records a line, which ends at this offset of the block, if it reports a completed step.
+    pub(super) fn line(&mut self, raw: &[u8], end: usize, findings: &mut Findings) {
+        let is_recorded = record(raw, findings.lines + 1, findings);
+        let is_dense = findings.progress.len() < MAX_DENSE_LINES;
+        self.skip_until = if is_recorded && !is_dense { end + STRIDE_BYTES } else { end };
     }
+}
 
-    /// Returns whether the line reports a completed step and was recorded.
-    fn note_progress(&mut self, raw: &[u8], number: u64) -> bool {
-        let line = lines::clean(raw);
-        if !progress::is_progress(&line) {
-            return false;
-        }
-        if self.findings.progress.len() >= MAX_PROGRESS_LINES {
-            // The newest are the most useful: drop every second one of the older ones.
-            let mut keep = false;
-            self.findings.progress.retain(|_| {
-                keep = !keep;
-                keep
-            });
-        }
-        let (rank, time) = (lines::prefix(&line).rank, lines::time_of_day(&line));
-        self.findings.progress.push(Progress { line: number, rank, time, step: progress::step_of(&line) });
-        true
+/// Returns whether the line reports a completed step and was recorded.
+fn record(raw: &[u8], number: u64, findings: &mut Findings) -> bool {
+    let line = lines::clean(raw);
+    if !progress::is_progress(&line) {
+        return false;
     }
+    if findings.progress.len() >= MAX_PROGRESS_LINES {
+        // The newest are the most useful: drop every second one of the older ones.
+        let mut keep = false;
+        findings.progress.retain(|_| {
+            keep = !keep;
+            keep
+        });
+    }
+    let (rank, time) = (lines::prefix(&line).rank, lines::time_of_day(&line));
+    findings.progress.push(Progress { line: number, rank, time, step: progress::step_of(&line) });
+    true
 }

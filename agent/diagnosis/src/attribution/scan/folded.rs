@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::{MAX_UNFINISHED_BYTES, Scan};
+use super::MAX_UNFINISHED_BYTES;
 
 /// The most lines that a record is unfolded to.
 const MAX_LINES: usize = 4096;
@@ -43,26 +43,6 @@ fn collect(value: &Value, text: &mut String) {
         Value::Array(items) => items.iter().for_each(|item| collect(item, text)),
         Value::Object(fields) => fields.values().for_each(|field| collect(field, text)),
         _ => {}
-    }
-}
-
-impl Scan<'_> {
-    /// Takes over what the lines of a record show, all at the line of the record.
-    pub(super) fn take_record(&mut self, text: &str) {
-        let number = self.findings.lines + 1;
-        let findings_of_text =
-            Scan::of_text(self.catalog, "", self.findings.rank, self.findings.kind, text.as_bytes());
-        for sighting in findings_of_text.sightings {
-            for mut spot in sighting.spots {
-                spot.line = number;
-                self.note(sighting.signature, &spot);
-            }
-        }
-        for mut exception in findings_of_text.exceptions {
-            exception.spot.line = number;
-            self.keep_exception(exception);
-        }
-        self.findings.in_table.extend(findings_of_text.in_table);
     }
 }
 
