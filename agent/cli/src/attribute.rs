@@ -34,17 +34,20 @@ const READ_BYTES: usize = 1 << 20;
 /// Find the fault domain of a failure from logs alone
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  mainstay attribute --logs logs/                     all files of a directory
-  mainstay attribute --logs rank0.log rank1.log --kernel-log dmesg.txt
-  dmesg | mainstay attribute --logs slurm-4711.out --kernel-log -
-  mainstay attribute --logs logs/ --markdown          for a ticket
-  mainstay attribute --logs ~/.local/state/mainstay/runs/exp    a run: its ranks' output where it failed
+  mainstay attribute logs/                     all files of a directory
+  mainstay attribute rank0.log rank1.log --kernel-log dmesg.txt
+  dmesg | mainstay attribute slurm-4711.out --kernel-log -
+  mainstay attribute logs/ --markdown          for a ticket
+  mainstay attribute ~/.local/state/mainstay/runs/exp    a run: its ranks' output where it failed
   mainstay attribute --eval cases.jsonl --json        score labelled cases
 
 Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read or there is no text, 64 the command line was not understood.")]
 pub(super) struct Args {
     /// Files and directories with what ranks and launchers printed, and flight records of PyTorch; - is standard input
-    #[arg(long, value_name = "DIR|FILE", num_args = 1.., required_unless_present_any = ["eval", "kernel_log"])]
+    #[arg(value_name = "DIR|FILE", required_unless_present_any = ["logs", "eval", "kernel_log"])]
+    files: Vec<PathBuf>,
+    /// The same as an option
+    #[arg(long, value_name = "DIR|FILE", num_args = 1..)]
     logs: Vec<PathBuf>,
     /// Lines of the kernel: the output of dmesg or journalctl -k; - is standard input
     #[arg(long, value_name = "FILE")]
@@ -53,7 +56,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TEXT")]
     exit_info: Option<String>,
     /// Score this file of labelled cases, one JSON object a line
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["logs", "kernel_log", "exit_info", "markdown"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["files", "logs", "kernel_log", "exit_info", "markdown"])]
     eval: Option<PathBuf>,
     #[command(flatten)]
     form: Form,
@@ -74,7 +77,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
-    let (found, exits) = files::below(&args.logs)?;
+    let given: Vec<PathBuf> = args.files.iter().chain(&args.logs).cloned().collect();
+    let (found, exits) = files::below(&given)?;
     let (records, logs) = dumps::apart(found)?;
     let mut evidence = Evidence { findings: scan_all(catalog, &logs)?, exits, ..Evidence::default() };
     let has_records = !records.is_empty();
@@ -95,7 +99,7 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
             || !evidence.exits.is_empty()
             || evidence.findings.iter().any(|finding| finding.bytes > 0),
         "no text in {}: nothing was judged; name files with the output of ranks",
-        args.logs
+        given
             .iter()
             .chain(&args.kernel_log)
             .map(|path| path.display().to_string())

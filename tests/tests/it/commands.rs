@@ -105,7 +105,7 @@ work
     }
     for directory in [end.run_dir.clone(), end.run_dir.join("attempt_0")] {
         let logs = directory.display().to_string();
-        let reported = asked(&stage, &["attribute", "--logs", &logs, "--json"], &[]);
+        let reported = asked(&stage, &["attribute", &logs, "--json"], &[]);
         let value: Value = serde_json::from_slice(&reported.stdout).expect("JSON");
         assert_eq!((&value["class"], &value["culprit"]), (&"hardware_gpu".into(), &1.into()), "{value}");
         let grounds = ["evidence", "against", "consequences"];

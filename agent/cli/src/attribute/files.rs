@@ -91,6 +91,6 @@ impl Search {
 /// Why a file that starts like this is not readable text, with what to do.
 pub(super) fn unreadable(begin: &[u8], name: &str) -> Option<String> {
     begin.starts_with(b"BZh").then(|| {
-        format!("{name} is compressed with bzip2 and is not read: bzcat {name} | mainstay attribute --logs -")
+        format!("{name} is compressed with bzip2 and is not read: bzcat {name} | mainstay attribute -")
     })
 }

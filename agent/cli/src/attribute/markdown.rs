@@ -90,26 +90,14 @@ mod tests {
     fn a_ticket_has_the_fault_domain_the_evidence_and_the_advice() {
         let log = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n[rank5]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n";
         let ticket = report_of(log);
-        for part in [
-            "## ",
-            "| user | user_config |",
-            "| do_not_restart |",
-            "\nIt began on rank 3.\n",
-            "\n### Evidence\n",
-            "Tried to allocate 2.00 GiB.",
-            "\n### Consequences\n",
-            "\n### What to do next\n",
-        ] {
-            assert!(ticket.contains(part), "{part} in\n{ticket}");
-        }
+        testing::snapshot!("attribute", "a ticket", ticket);
     }
 
     #[test]
     fn a_ticket_without_a_known_cause_has_no_empty_parts() {
         let ticket = report_of("step 3 loss 2.1\n");
         assert!(ticket.contains("| unknown | unknown |"), "{ticket}");
-        assert!(!ticket.contains("### Consequences") && !ticket.contains("Victims"), "{ticket}");
-        assert!(ticket.contains("### What to do next"), "{ticket}");
+        testing::snapshot!("attribute", "a ticket without a known cause", ticket);
     }
 
     #[test]

@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn a_module_is_not_run_without_python() {
         let error = plan_of(&["-m", "--no-python", "json.tool"]).expect_err("both");
-        assert!(error.contains("--module and --no-python exclude each other"), "{error}");
+        assert!(error.contains("--module") && error.contains("--no-python"), "{error}");
     }
 
     #[test]

