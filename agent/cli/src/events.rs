@@ -1,7 +1,7 @@
 //! `mainstay events`: the events of a server, or of a journal's directory.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use mainstay_proto::v1::{Event, EventFilter, EventKind, Gap, Severity};
 use serde_json::json;
 
 use super::client::{AskError, Client};
+use super::explain;
 use super::find::{AskAny, JobName, SocketAt, find};
 use super::is_given;
 use super::output::{self, Paint, Structured, clean};
@@ -35,6 +36,7 @@ const LONGEST_REST: Duration = Duration::from_secs(5);
   mainstay events demo --kind verdict --kind decision
   mainstay events --since 2h --until 1h      of the hour before the last
   mainstay events --since 4711 --json        JSON lines after cursor 4711
+  mainstay events exp                        of this job, after its end too
   mainstay events --journal /var/lib/mainstay/journal     without any server
 
 Exit status: 0 shown, 3 nothing answers, there is no such job or the journal cannot be read, 64 the command line was not understood.")]
@@ -131,7 +133,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         let is_known = from_directory(dir.clone(), &args, &filter, teller)?;
         return Ok(ExitCode::from(if is_known { exit::OK } else { exit::UNKNOWN }));
     }
-    let Some((client, place)) = choose(&args).await? else { return Ok(ExitCode::from(exit::UNKNOWN)) };
+    let (client, place) = match choose(&args).await? {
+        Ok(chosen) => chosen,
+        Err(why) => return of_ended_run(&args, &filter, teller, &why),
+    };
     let mut watch =
         Watch { cursor: args.cursor(), filter, teller, history: Some(History::new(&args, teller)), shown: 0 };
     if args.follow {
@@ -141,10 +146,23 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else if let Some(job) = args.job.get().filter(|_| watch.shown == 0)
         && !has_events(&client, job).await?
     {
-        output::note(&no_job(job));
-        return Ok(ExitCode::from(exit::UNKNOWN));
+        return of_ended_run(&args, &filter, teller, &no_job(job));
     }
     Ok(ExitCode::from(exit::OK))
+}
+
+/// The events of a job of which no server knows: of this user's run with that name. `why` is reported if there is none.
+fn of_ended_run(args: &Args, filter: &EventFilter, teller: Teller, why: &str) -> anyhow::Result<ExitCode> {
+    let job = args.job.get().filter(|_| !args.follow && args.ask.server.named().is_none());
+    let run = job.and_then(|job| explain::find_run(Some(Path::new(job))).ok());
+    let is_known = match run {
+        Some(run) => from_directory(run, args, filter, teller)?,
+        None => {
+            output::note(why);
+            false
+        }
+    };
+    Ok(ExitCode::from(if is_known { exit::OK } else { exit::UNKNOWN }))
 }
 
 fn no_job(job: &str) -> String {
@@ -340,8 +358,8 @@ impl Watch {
 }
 
 /// The server to ask: the host's agent if it answers (and knows the job, if one is given), else the launcher of the
-/// job, else the only launcher. Each has its own journal, so one is chosen.
-async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
+/// job, else the only launcher. Each has its own journal, so one is chosen. The error is for the user.
+async fn choose(args: &Args) -> anyhow::Result<Result<(Client, SocketAt), String>> {
     let found = find(args.ask.server.named());
     let mut answering = Vec::new();
     for place in &found.places {
@@ -362,22 +380,18 @@ async fn choose(args: &Args) -> anyhow::Result<Option<(Client, SocketAt)>> {
                 .await
                 .is_ok_and(|snapshot| snapshot.jobs.iter().any(|candidate| candidate.id == *job))
             {
-                return Ok(Some((client.clone(), place.clone())));
+                return Ok(Ok((client.clone(), place.clone())));
             }
         }
     }
     let agent = answering.iter().find(|(_, place)| place.job.is_none());
     match (agent, answering.as_slice()) {
-        (Some(chosen), _) | (None, [chosen]) => Ok(Some(chosen.clone())),
-        (None, []) => {
-            output::note(&status::nothing_answers(&found));
-            Ok(None)
-        }
+        (Some(chosen), _) | (None, [chosen]) => Ok(Ok(chosen.clone())),
+        (None, []) => Ok(Err(status::nothing_answers(&found))),
         (None, several) => {
             let sockets: Vec<String> =
                 several.iter().map(|(_, place)| format!("--socket {}", place.socket.display())).collect();
-            output::note(&format!("several launchers answer; choose one with\n  {}", sockets.join("\n  ")));
-            Ok(None)
+            Ok(Err(format!("several launchers answer; choose one with\n  {}", sockets.join("\n  "))))
         }
     }
 }

@@ -2,6 +2,7 @@
 //! commands have no effect.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
 
 use mainstay_model::entry::Fact;
@@ -56,6 +57,12 @@ fn a_journal_is_read_whatever_socket_the_environment_names() {
     let run_dir = end.run_dir.display().to_string();
     let of_run = asked(&stage, &["events", "--journal", &run_dir], &[]);
     assert_eq!(printed(&of_run), printed(&read), "a run directory means its journal");
+    let state = stage.home().join("state");
+    fs::create_dir_all(state.join("mainstay")).expect("a directory");
+    symlink(end.run_dir.parent().expect("runs"), state.join("mainstay/runs")).expect("a link");
+    let name = end.run_dir.file_name().expect("the name of the job").to_string_lossy().into_owned();
+    let of_job = asked(&stage, &["events", &name], &[("XDG_STATE_HOME", &state.display().to_string())]);
+    assert_eq!(printed(&of_job), printed(&read), "no server knows the job, which has ended");
     let empty = end.run_dir.join("checkpoints").display().to_string();
     let empty = asked(&stage, &["events", "--journal", &empty], &[]);
     assert_eq!(empty.status.code(), Some(3), "{}", printed(&empty));
