@@ -146,7 +146,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else if let Some(job) = args.job.get().filter(|_| watch.shown == 0)
         && !has_events(&client, job).await?
     {
-        return of_ended_run(&args, &filter, teller, &no_job(job));
+        return of_ended_run(&args, &args.filter(), teller, &no_job(job));
     }
     Ok(ExitCode::from(exit::OK))
 }
