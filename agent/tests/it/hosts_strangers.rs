@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_coord::{Client, Endpoint, Settings};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A store that everyone can read.
 const OPEN_STORE: &str = "knows the job's id can read what the hosts write there";
@@ -16,22 +16,27 @@ const FOREIGN_END: &str = "that no launcher of the job wrote";
 
 const RUN: &str = "job-of-several-hosts";
 
-/// The launcher that has the store of a job that runs on one host so far. Its rank waits for a file and fails.
+/// A launcher of a job, and the port of its store.
 struct Job {
     launcher: Child,
     port: u16,
 }
 
 impl Job {
+    /// The launcher that has the store of a job that runs on one host so far. Its rank waits for a file and fails.
     fn start(directory: &Path, token: &str) -> Job {
-        let port = testing::free_port();
-        let endpoint = format!("127.0.0.1:{port}");
         let rank =
             r#"[ -z "$MAINSTAY_RDZV_TOKEN" ] && touch clean; until [ -e go ]; do sleep 0.02; done; exit 3"#;
+        let options = ["--rdzv-conf", "is_host=true,last_call_timeout=0.1", "--max-restarts", "0"];
+        Job::host(directory, testing::free_port(), token, &options, rank)
+    }
+
+    fn host(directory: &Path, port: u16, token: &str, options: &[&str], rank: &str) -> Job {
+        let endpoint = format!("127.0.0.1:{port}");
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
         command.args(["run", "--no-agent", "--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", RUN]);
-        command.args(["--rdzv-endpoint", &endpoint, "--rdzv-conf", "is_host=true,last_call_timeout=0.1"]);
-        command.args(["--max-restarts", "0", "--nproc-per-node", "1", "--no-python", "--log-dir"]);
+        command.args(["--rdzv-endpoint", &endpoint]).args(options);
+        command.args(["--nproc-per-node", "1", "--no-python", "--log-dir"]);
         command.arg(directory.join("logs")).arg("--runtime-dir").arg(directory.join("runtime"));
         command.args(["/bin/sh", "-c", rank]).env("MAINSTAY_RDZV_TOKEN", token);
         let printed = fs::File::create(directory.join("said")).unwrap();
@@ -46,6 +51,14 @@ impl Job {
         let endpoint = Endpoint { tls: false, host: "127.0.0.1".to_owned(), port: self.port };
         let token = Some(blake3::Hash::from_bytes(key).to_hex().to_string());
         Client::new(Settings { token, ..Settings::new(vec![endpoint]) }).unwrap()
+    }
+
+    /// Waits until the store has or lacks a key of the job.
+    async fn until_key(&mut self, stranger: &Client, name: &str, is_there: bool) {
+        while stranger.get(&key(name)).await.unwrap().is_some() != is_there {
+            assert_eq!(self.launcher.try_wait().unwrap(), None, "the launcher has ended");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn until(&mut self, what: impl Fn() -> bool) {
@@ -70,6 +83,23 @@ impl Drop for Job {
     }
 }
 
+fn key(name: &str) -> String {
+    format!("/mainstay/v1/jobs/{RUN}/{name}")
+}
+
+/// An end that a stranger writes.
+async fn forge_end(stranger: &Client, body: Value) {
+    let ended = json!({ "version": 1, "needs": 1, "epoch": 99, "why": "all is well", "body": body });
+    stranger.put(&key("ended"), ended.to_string().as_bytes(), None).await.unwrap();
+}
+
+/// Ends the leases of all launchers, so that they have to register again.
+async fn revoke_members(stranger: &Client) {
+    for member in stranger.list(&key("members/")).await.unwrap().items {
+        stranger.revoke(member.lease.unwrap()).await.unwrap();
+    }
+}
+
 fn said(directory: &Path) -> String {
     fs::read_to_string(directory.join("said")).unwrap()
 }
@@ -83,13 +113,42 @@ async fn an_end_that_no_launcher_of_the_job_wrote_ends_nothing() {
     assert!(said(directory).contains(OPEN_STORE), "{}", said(directory));
     let stranger = job.stranger();
     for body in [json!({ "exit": 0 }), json!({ "exit": 0, "proof": "0".repeat(64) })] {
-        let ended = json!({ "version": 1, "needs": 1, "epoch": 99, "why": "all is well", "body": body });
-        let key = format!("/mainstay/v1/jobs/{RUN}/ended");
-        stranger.put(&key, ended.to_string().as_bytes(), None).await.unwrap();
+        forge_end(&stranger, body).await;
         job.until(|| said(directory).contains(FOREIGN_END)).await;
+        job.until_key(&stranger, "ended", false).await;
     }
+    // Not even an end.
+    stranger.put(&key("ended"), b"\xff", None).await.unwrap();
+    job.until_key(&stranger, "ended", false).await;
     let status = job.end(directory);
     assert!(status.is_some_and(|status| status != 0), "{status:?}\n{}", said(directory));
+}
+
+#[tokio::test]
+async fn hosts_that_register_again_next_to_a_forged_end_go_on_when_one_of_them_is_lost() {
+    let directory = testing::tempdir().unwrap();
+    let places = ["first", "second"].map(|name| directory.path().join(name));
+    let port = testing::free_port();
+    let rank = r#"echo "hosts: $GROUP_WORLD_SIZE" >> rounds; until [ -e go ]; do sleep 0.02; done"#;
+    let [mut first, mut second] = [0, 1].map(|place: usize| {
+        fs::create_dir(&places[place]).unwrap();
+        let conf = format!("is_host={},last_call_timeout=60,shrink_after=0.1,lease=3", place == 0);
+        Job::host(&places[place], port, "", &["--rdzv-conf", &conf], rank)
+    });
+    let ran_on = |place: usize, hosts: usize| {
+        let rounds = fs::read_to_string(places[place].join("rounds")).unwrap_or_default();
+        rounds.lines().any(|round| round == format!("hosts: {hosts}"))
+    };
+    first.until(|| ran_on(0, 2)).await;
+    second.until(|| ran_on(1, 2)).await;
+    let stranger = first.stranger();
+    forge_end(&stranger, json!({ "exit": 0 })).await;
+    revoke_members(&stranger).await;
+    first.until_key(&stranger, "ended", false).await;
+    first.until_key(&stranger, "leader", true).await;
+    second.launcher.kill().unwrap();
+    first.until(|| ran_on(0, 1)).await;
+    assert_eq!(first.end(&places[0]), Some(0), "{}", said(&places[0]));
 }
 
 #[tokio::test]

@@ -86,7 +86,11 @@ impl Client {
         Ok((left >= 0).then(|| Duration::from_secs(left.unsigned_abs())))
     }
 
-    pub(crate) async fn revoke(&self, lease: LeaseId) -> Result<(), CoordError> {
+    /// Ends a lease now, and removes its keys. One that has ended is no error.
+    ///
+    /// # Errors
+    /// No endpoint answered, or this client is refused.
+    pub async fn revoke(&self, lease: LeaseId) -> Result<(), CoordError> {
         let question = pb::LeaseRevokeRequest { id: lease.0 };
         let call = self.ask("lease revoke", Repeat::Freely, question, |channel, question| async move {
             LeaseClient::new(channel).lease_revoke(question).await

@@ -27,7 +27,7 @@ pub enum MemberState {
     },
     /// The lease has ended: the other launchers consider this one lost. It joins again as soon as the store answers.
     Lost,
-    /// The job has ended.
+    /// The store has a note that the job has ended. It joins again if that is removed: a stranger may have written it.
     Ended,
 }
 
@@ -179,7 +179,6 @@ async fn keep(shared: Arc<Shared>, mut lease: Arc<Lease>) {
                 Ok(lease) => break lease,
                 Err(CoordError::Ended { .. }) => {
                     shared.state.send_replace(MemberState::Ended);
-                    return;
                 }
                 Err(error) => tracing::debug!(%error, "this launcher cannot join again yet"),
             }

@@ -188,12 +188,19 @@ impl Group {
         secret_of(found.ok_or_else(gone)?)
     }
 
-    /// Removes the note that the job has ended, so that another job of the same name can start.
+    /// Removes the note that the job has ended, unless `is_kept` accepts it: the one of an earlier job of the same name,
+    /// or one that no launcher of the job wrote. Members and leaders are refused while there is one.
     ///
     /// # Errors
     /// No endpoint answered, or this client is refused.
-    pub async fn forget_end(&self) -> Result<(), CoordError> {
-        self.client.delete(&self.key("ended")).await.map(|_| ())
+    pub async fn forget_end(&self, is_kept: impl Fn(&JobEndedNote) -> bool) -> Result<(), CoordError> {
+        let key = self.key("ended");
+        let Some(found) = self.client.get(&key).await? else { return Ok(()) };
+        if values::read(&found.value).is_ok_and(|ended| is_kept(&ended)) {
+            return Ok(());
+        }
+        let txn = Txn::new().if_mod_revision(&key, found.mod_revision).then_delete(&key);
+        self.client.txn(txn).await.map(|_| ())
     }
 
     /// Removes the key of a leader that is known to be dead, so that another is elected before its lease ends. A
@@ -213,6 +220,12 @@ impl Group {
 
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{ROOT}{}/{name}", self.job)
+    }
+
+    /// Whether this is the key of the note that the job has ended.
+    #[must_use]
+    pub fn is_end(&self, key: &str) -> bool {
+        matches!(self.kind_of(key), Key::Ended)
     }
 
     pub(crate) fn member_key(&self, launch: &str) -> String {

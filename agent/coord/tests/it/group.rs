@@ -22,6 +22,7 @@ contract!(
     record_and_rounds_are_passed_to_the_next_leader,
     after_the_store_is_wiped_members_rejoin_and_epochs_grow,
     an_ended_job_leaves_only_the_note_of_its_end,
+    members_join_again_when_a_note_that_no_leader_wrote_is_removed,
     jobs_do_not_see_each_other,
     all_launchers_get_the_same_secret,
     values_of_newer_versions_are_reported_and_not_overwritten,
@@ -280,8 +281,28 @@ async fn an_ended_job_leaves_only_the_note_of_its_end(store: Store) {
     let late = group.join(member("late")).await.unwrap_err();
     assert!(matches!(late, CoordError::Ended { .. }), "{late}");
     testing::snapshot!("errors", "a job that has ended", late);
-    group.forget_end().await.unwrap();
+    group.forget_end(|ended| ended.epoch == 1).await.unwrap();
+    assert!(group.join(member("late")).await.is_err(), "the note that is kept");
+    group.forget_end(|_| false).await.unwrap();
     group.join(member("next")).await.unwrap();
+}
+
+async fn members_join_again_when_a_note_that_no_leader_wrote_is_removed(store: Store) {
+    let (group, a) = join(&store, "a").await;
+    let stranger = store.client();
+    for note in [&br#"{"epoch": 9, "why": "", "needs": 1}"#[..], b"garbage"] {
+        stranger.put("/mainstay/v1/jobs/job/ended", note, None).await.unwrap();
+        let members = stranger.list("/mainstay/v1/jobs/job/members/").await.unwrap();
+        let lease = members.items.first().and_then(|item| item.lease);
+        stranger.revoke(lease.unwrap()).await.unwrap();
+        let mut state = a.state();
+        state.wait_for(|state| *state == MemberState::Ended).await.unwrap();
+        group.forget_end(|ended| ended.epoch == 1).await.unwrap();
+        state.wait_for(|state| *state == MemberState::Kept).await.unwrap();
+        assert!(group.state().await.unwrap().members.contains_key("a"));
+    }
+    let leadership = a.campaign().await.unwrap();
+    leadership.end("", Value::Null).await.unwrap();
 }
 
 async fn jobs_do_not_see_each_other(store: Store) {

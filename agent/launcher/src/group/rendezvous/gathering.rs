@@ -38,6 +38,7 @@ impl Gathering<'_> {
         store_session: &mut StoreSession,
         elected: &mut Option<Elected>,
         signals: &mut mpsc::Receiver<i32>,
+        print: &impl Fn(String),
     ) -> anyhow::Result<Outcome> {
         let mut looks = tokio::time::interval(MAY_LEAD_EVERY);
         loop {
@@ -52,6 +53,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Ignored(why) => print(why),
                     FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
@@ -133,6 +135,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
+                    FromStore::Ignored(why) => print(why),
                     FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
@@ -226,7 +229,7 @@ impl Gathering<'_> {
                     // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Problem(why) => print(why),
+                    FromStore::Ignored(why) | FromStore::Problem(why) => print(why),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Elected(_)

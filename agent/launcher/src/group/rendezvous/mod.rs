@@ -142,7 +142,7 @@ pub async fn gather(
             (None, Some(leader)) if !store_session.is_me(&leader) => {
                 gathering.follow(leader, &mut store_session, &mut listener, signals, print).await?
             }
-            (None, _) => gathering.stand(&mut store_session, &mut elected, signals).await?,
+            (None, _) => gathering.stand(&mut store_session, &mut elected, signals, print).await?,
         };
         match outcome {
             Outcome::Again => {}

@@ -2,13 +2,15 @@
 
 use std::sync::Weak;
 
-use mainstay_coord::{GroupEvent, GroupWatch, Leader, Member, Membership, StoredRecord};
+use mainstay_coord::{Group, GroupEvent, JobEndedNote, Leader, Member, Membership, StoredRecord};
 use mainstay_group::electors::{Electors, Missed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use crate::group::store::{FromStore, REPORT_EVERY};
+use crate::group::store::seal::Seal;
+use crate::group::store::{FromStore, PAUSE, REPORT_EVERY};
 
 /// In a member's body: whether it has a seat, and the leader that it misses.
 const SEATED: &str = "seated";
@@ -56,6 +58,8 @@ pub(crate) struct StoreListener {
     pub(crate) has_vote: watch::Sender<bool>,
     pub(crate) electors: Electors,
     pub(crate) leader: Option<Leader>,
+    pub(crate) seal: Seal,
+    pub(crate) foreign_end_reported: Option<Instant>,
 }
 
 impl StoreListener {
@@ -90,8 +94,50 @@ impl StoreListener {
     }
 }
 
+/// Removes an end that no launcher of this job wrote: the store accepts no member and no leader while it has one.
+async fn remove_foreign_end(group: &Group, listener: &mut StoreListener) -> Option<FromStore> {
+    while let Err(error) = group.forget_end(|ended| listener.seal.is_of(ended)).await {
+        if !error.is_unreachable() && !error.is_unsure() {
+            tracing::debug!(%error, "an end that no launcher of the job wrote stays in the store");
+            break;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    // Whoever writes it can write it again and again.
+    if listener.foreign_end_reported.is_some_and(|at| at.elapsed() < REPORT_EVERY) {
+        return None;
+    }
+    listener.foreign_end_reported = Some(Instant::now());
+    Some(FromStore::Ignored(
+        "the store had an end of the job that no launcher of the job wrote: it is ignored and removed"
+            .to_owned(),
+    ))
+}
+
+/// The job's end, if a launcher of the job wrote it.
+async fn end(group: &Group, listener: &mut StoreListener, found: JobEndedNote) -> Option<FromStore> {
+    if listener.seal.is_of(&found) {
+        return Some(FromStore::Ended(found));
+    }
+    remove_foreign_end(group, listener).await
+}
+
+/// A value that cannot be read. An end has no valid proof then.
+async fn unreadable(
+    group: &Group,
+    listener: &mut StoreListener,
+    key: String,
+    why: &str,
+) -> Option<FromStore> {
+    if group.is_end(&key) {
+        return remove_foreign_end(group, listener).await;
+    }
+    Some(FromStore::Ignored(format!("{key}: {why}")))
+}
+
 /// Passes on the news that concerns launchers.
-pub(crate) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListener) {
+pub(crate) async fn watch_group(group: Group, mut listener: StoreListener) {
+    let mut watch = group.watch();
     loop {
         let event = match watch.next().await {
             Ok(event) => event,
@@ -105,8 +151,14 @@ pub(crate) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
         let updates = match event {
             GroupEvent::Snapshot(state) => {
                 state.record.into_iter().for_each(|found| listener.keep_record(found));
-                let ended = state.ended.map(FromStore::Ended);
-                [Some(FromStore::Leader(state.leader)), ended].into_iter().flatten().collect()
+                let mut updates = vec![FromStore::Leader(state.leader)];
+                if let Some(ended) = state.ended {
+                    updates.extend(end(&group, &mut listener, ended).await);
+                }
+                for (key, why) in state.unreadable {
+                    updates.extend(unreadable(&group, &mut listener, key, &why).await);
+                }
+                updates
             }
             GroupEvent::Elected(leader) => vec![FromStore::Leader(Some(leader))],
             GroupEvent::LeaderGone(_) => vec![FromStore::Leader(None)],
@@ -114,8 +166,10 @@ pub(crate) async fn watch_group(mut watch: GroupWatch, mut listener: StoreListen
                 listener.keep_record(found);
                 continue;
             }
-            GroupEvent::Ended(ended) => vec![FromStore::Ended(ended)],
-            GroupEvent::Unreadable { key, why } => vec![FromStore::Problem(format!("{key}: {why}"))],
+            GroupEvent::Ended(ended) => end(&group, &mut listener, ended).await.into_iter().collect(),
+            GroupEvent::Unreadable { key, why } => {
+                unreadable(&group, &mut listener, key, &why).await.into_iter().collect()
+            }
             GroupEvent::Joined(_)
             | GroupEvent::Changed { .. }
             | GroupEvent::Left { .. }

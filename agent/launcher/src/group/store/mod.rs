@@ -50,7 +50,10 @@ pub enum FromStore {
     /// The leadership of this epoch is over, or the store lost it.
     Deposed(u64),
     Written(u64),
+    /// A launcher of the job has ended it.
     Ended(JobEndedNote),
+    /// What the store has and no launcher of this job and version wrote: the job goes on without it.
+    Ignored(String),
     Problem(String),
 }
 
@@ -87,6 +90,7 @@ pub struct StoreSession {
     silent_since: Option<Instant>,
     /// Whether this launcher may be elected before there is a round.
     pub may_begin: bool,
+    /// Proves that this launcher belongs to the job, when it writes its end.
     seal: Seal,
     /// The proof between launchers.
     pub token: Token,
@@ -152,8 +156,10 @@ impl StoreSession {
             has_vote: say_sender,
             electors: Electors::default(),
             leader: None,
+            seal: seal.clone(),
+            foreign_end_reported: None,
         };
-        let watch = Aborting(tokio::spawn(watch_group(group.watch(), listener)));
+        let watch = Aborting(tokio::spawn(watch_group(group.clone(), listener)));
         let (published, to_report) = watch::channel(PublishedState::default());
         let teller = Aborting(tokio::spawn(report(Arc::downgrade(&membership), to_report)));
         let may_begin = match plan.store {
@@ -188,9 +194,6 @@ impl StoreSession {
     /// The next news. May be dropped and called again.
     pub async fn next(&mut self) -> FromStore {
         match self.events.recv().await {
-            Some(FromStore::Ended(ended)) if !self.seal.is_of(&ended) => FromStore::Problem(
-                "the store has an end of the job that no launcher of the job wrote: it is ignored".to_owned(),
-            ),
             Some(update) => {
                 if let FromStore::Leader(leader) = &update {
                     self.leader.clone_from(leader);
@@ -217,7 +220,14 @@ impl StoreSession {
         let (membership, sender, record, seal) =
             (Arc::clone(&self.membership), self.sender.clone(), self.record.clone(), self.seal.clone());
         self.campaign = Some(Aborting(tokio::spawn(async move {
-            match membership.campaign().await {
+            let elected = loop {
+                match membership.campaign().await {
+                    // If a launcher of the job wrote it, this one is told. Else it is removed.
+                    Err(CoordError::Ended { .. }) => tokio::time::sleep(PAUSE).await,
+                    elected => break elected,
+                }
+            };
+            match elected {
                 Ok(leadership) => {
                     // A wiped store has no record; then the last one that was read counts.
                     let last = leadership.record().map(|record| record.epoch);
@@ -357,7 +367,7 @@ async fn join_group(
             if let Some(ended) = group.state().await?.ended.filter(is_late) {
                 return Ok(Err(ended));
             }
-            group.forget_end().await?;
+            group.forget_end(|_| false).await?;
             group.join(me.clone()).await.map(Ok)
         }
         joined => joined.map(Ok),
