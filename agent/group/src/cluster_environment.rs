@@ -8,7 +8,7 @@ mod slurm;
 use std::collections::BTreeMap;
 
 pub use kubernetes::full_name;
-pub use slurm::may_end_with_a_host;
+pub use slurm::{JOB_OF_SLURM, may_end_with_a_host};
 
 /// The environment of the launcher.
 pub type Variables = BTreeMap<String, String>;

@@ -18,6 +18,8 @@ pub(super) struct FromEnvironment {
     pub(super) is_endpoint: Option<bool>,
     /// Whether the run id is from the environment, which gives it to one job only.
     pub(super) runs_once: bool,
+    /// Whether srun started all hosts, with one command line, and they meet where Slurm's variables say.
+    pub(super) is_step: bool,
     /// Whether this host has the program `etcd`.
     pub(super) has_etcd: bool,
     /// The name under which the hosts find each other in the checkpoint directory, if nothing else tells them where to
@@ -76,9 +78,11 @@ pub(super) fn add(
     let sources = describe_sources(args, &start, variables).into_iter().chain(may_end).collect();
     let is_endpoint = start.is_endpoint;
     let meets_as = start.meets.as_ref().and(start.run_id.as_ref()).map(|name| name.value.clone());
+    let is_of_slurm = |id: &Sourced<String>| id.from == cluster_environment::JOB_OF_SLURM;
+    let is_step = start.endpoint.is_some() && start.run_id.as_ref().is_some_and(is_of_slurm);
     let runs_once = start.runs_once && args.rdzv_id.is_none();
     fill(args, start, given.is_numbered);
-    Ok(FromEnvironment { sources, is_endpoint, runs_once, has_etcd: given.has_etcd, meets_as })
+    Ok(FromEnvironment { sources, is_endpoint, runs_once, is_step, has_etcd: given.has_etcd, meets_as })
 }
 
 fn fill(args: &mut Args, start: Start, is_numbered: Option<bool>) {
@@ -224,6 +228,16 @@ mod tests {
             (Some("a:7"), None),
             "c10d numbers nobody"
         );
+    }
+
+    #[test]
+    fn hosts_that_srun_started_have_one_command_line_unless_they_meet_elsewhere() {
+        assert!(added("", &STEP).1.is_step);
+        assert!(added("--nnodes 1:2 --rdzv-id mine", &STEP).1.is_step);
+        // Launchers that other steps started may come there, too.
+        assert!(!added("--rdzv-endpoint a:7", &STEP).1.is_step);
+        assert!(!added("--nnodes 1", &STEP).1.is_step);
+        assert!(!added("--nnodes 2 --rdzv-endpoint a:7", &[]).1.is_step);
     }
 
     #[test]

@@ -130,6 +130,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         runs_once: false,
         returning: false,
         token: token(&conf)?,
+        token_file: None,
         mixed,
         encrypt,
         domain: conf.get("domain").cloned(),

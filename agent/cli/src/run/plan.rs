@@ -12,7 +12,7 @@ use super::{Args, cluster, host_options, hosts, xpu};
 use crate::torchrun;
 use mainstay_app::{JobPlan, default_paths};
 use mainstay_launcher::checkpoints::lineage;
-use mainstay_launcher::group::meeting::Meeting;
+use mainstay_launcher::group::meeting::{self, Meeting};
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::hang::HangSettings;
 use mainstay_launcher::policy;
@@ -27,7 +27,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let is_named = args.rdzv_id.is_some();
     let found = cluster::add(&mut args, &cluster::variables(), cluster::full_name().as_deref())?;
     let meeting_in = match (&found.meets_as, &args.checkpoint_dir) {
-        (Some(name), Some(directory)) => Some(directory.join(".mainstay-hosts").join(name)),
+        (Some(name), Some(directory)) => Some(directory.join(meeting::DIRECTORY).join(name)),
         (Some(_), None) => bail!(
             "--nnodes: the tasks of a Slurm array have to find each other: give --rdzv-backend etcd with \
              --rdzv-endpoint, or --checkpoint-dir with a directory that all of them share"
@@ -41,6 +41,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
             has_etcd: found.has_etcd,
             slots: if found.has_etcd && hosts.hosts.0 >= 3 { 3 } else { 1 },
         }),
+        token_file: args.checkpoint_dir.as_deref().filter(|_| found.is_step).and_then(meeting::token_file),
         is_host: hosts.is_host.or(found.is_endpoint),
         runs_once: found.runs_once,
         returning: args.returning,

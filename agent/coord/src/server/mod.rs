@@ -2,6 +2,7 @@
 //! memory, with a log on disk. It does not survive the loss of its host: for that, use three hosts or an etcd
 //! cluster.
 
+mod guard;
 pub mod log;
 mod service;
 pub mod store;
@@ -19,11 +20,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-use tonic::{Request, Status};
 
 use crate::client::connect::{describe, read_pem};
 use crate::error::CoordError;
 use crate::etcd::etcdserverpb as pb;
+use guard::Guard;
 use log::Log;
 use service::Services;
 use store::{Limits, Store};
@@ -33,6 +34,8 @@ use store_thread::{Handle, Job};
 const PING: Duration = Duration::from_secs(10);
 /// The time limit of an orderly stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
+/// Open calls of one connection. A launcher has a few.
+const MAX_OPEN_CALLS: u32 = 128;
 
 /// The configuration of the built-in store.
 #[derive(Clone, Debug)]
@@ -149,14 +152,14 @@ fn serve(
         Services { store, streams: Arc::new(AtomicUsize::new(0)), most_streams: options.limits.watches };
     let mut server = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(PING))
-        .http2_keepalive_timeout(Some(PING / 2));
+        .http2_keepalive_timeout(Some(PING / 2))
+        .max_concurrent_streams(Some(MAX_OPEN_CALLS));
     if let Some(tls) = tls {
         server = server.tls_config(tls).map_err(|error| CoordError::Setting {
             what: "certificates of the coordination store".to_owned(),
             why: describe(&error),
         })?;
     }
-    let guard = Guard { token: options.token.clone().map(Arc::from) };
     // A request that is slightly too large is refused with etcd's message, not by the gRPC limit.
     let largest = options.limits.request + 512 * 1024;
     let kv = pb::kv_server::KvServer::new(services.clone())
@@ -166,9 +169,8 @@ fn serve(
     let lease = pb::lease_server::LeaseServer::new(services.clone());
     let auth = pb::auth_server::AuthServer::new(services.clone());
     let maintenance = pb::maintenance_server::MaintenanceServer::new(services);
-    let guarded = tonic::service::interceptor::InterceptorLayer::new(guard);
     let router = server
-        .layer(guarded)
+        .layer(Guard::new(options.token.as_deref()))
         .add_service(kv)
         .add_service(watch)
         .add_service(lease)
@@ -192,28 +194,4 @@ fn server_tls(files: &ServerTls) -> Result<ServerTlsConfig, CoordError> {
         Some(path) => config.client_ca_root(Certificate::from_pem(read_pem(path)?)),
         None => config,
     })
-}
-
-/// Refuses clients without the job's secret.
-#[derive(Clone)]
-struct Guard {
-    token: Option<Arc<str>>,
-}
-
-impl tonic::service::Interceptor for Guard {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let Some(token) = &self.token else { return Ok(request) };
-        let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
-        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-        if same(shown, token.as_bytes()) {
-            Ok(request)
-        } else {
-            Err(Status::unauthenticated("etcdserver: invalid auth token: this store serves another job"))
-        }
-    }
-}
-
-/// Compares in constant time, independent of where they differ.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }

@@ -6,6 +6,9 @@ use mainstay_health::parse::hostlist;
 /// Slurm numbers everything that is not a step of `srun` (batch script, interactive and external step) from here up.
 const RESERVED_STEPS: u32 = 0xffff_fff0;
 
+/// The job that the step belongs to.
+pub const JOB_OF_SLURM: &str = "SLURM_JOB_ID";
+
 const NODES: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
 
 /// This process as a task of a step. `None` if it is not one.
@@ -38,7 +41,7 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
         Some(node) => Sourced::new(node, "SLURM_NODEID"),
         None => Sourced::new(task, "SLURM_PROCID"),
     };
-    let job: Option<u64> = number(variables, "SLURM_JOB_ID")?;
+    let job: Option<u64> = number(variables, JOB_OF_SLURM)?;
     let number_of_step = job.map(|job| job.wrapping_mul(13).wrapping_add(step.value.into()));
     let names = names_of_hosts(variables, &hosts);
     let store = match (&names, number_of_step) {
@@ -55,7 +58,7 @@ pub(super) fn step(variables: &Variables) -> Result<Option<Source>, Refused> {
     Ok(Some(Source {
         address: names.and_then(first),
         port: number_of_step.map(port_of),
-        run_id: job.map(|job| Sourced::new(format!("slurm-{job}.{}", step.value), "SLURM_JOB_ID")),
+        run_id: job.map(|job| Sourced::new(format!("slurm-{job}.{}", step.value), JOB_OF_SLURM)),
         hosts: Some(hosts),
         node_rank,
         crowded,
@@ -106,7 +109,7 @@ fn names_of_hosts(variables: &Variables, hosts: &Sourced<u32>) -> Result<Sourced
 
 /// A hint for a process in an allocation of several hosts that `srun` did not start: the other hosts stay idle.
 pub(super) fn not_a_step(variables: &Variables) -> Option<String> {
-    text(variables, "SLURM_JOB_ID")?;
+    text(variables, JOB_OF_SLURM)?;
     let hosts = first_number(variables, &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"]).ok()??;
     (hosts.value > 1).then(|| {
         format!(

@@ -4,7 +4,8 @@
 //! only one host can create, and shows that it is alive by the time of its file. The hosts with the slots of the newest
 //! generation run the store of the job: one host with the built-in store, or three with etcd. If most of them are gone, no
 //! launcher can lead the job by that store, and the next host starts another generation. `GENERATION.ended` has the status
-//! with which the job ended. `token` has a random secret, which only the user can read.
+//! with which the job ended. `token` has a random secret, which only the user can read. Hosts of a Slurm step that share a
+//! directory have such a secret there, too.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,6 +24,7 @@ use nix::sys::time::TimeSpec;
 use tokio::time::Instant;
 
 use crate::group::plan::{HostsPlan, StoreKind};
+use crate::log_mirror::silenceable_mount;
 
 /// A longer secret is cut.
 const MOST_TOKEN_BYTES: u64 = 4096;
@@ -44,6 +46,9 @@ const ENDED: &str = "ended";
 
 /// The secret of the job.
 const TOKEN: &str = "token";
+
+/// Below a directory that hosts share: what they agree on there.
+pub const DIRECTORY: &str = ".mainstay-hosts";
 
 /// A directory in which hosts agree on where they meet.
 #[derive(Clone, Debug)]
@@ -72,7 +77,13 @@ pub enum MeetingResult {
 /// # Errors
 /// The directory cannot be used, or too few hosts have come in time.
 pub async fn find(plan: HostsPlan, print: &impl Fn(String)) -> anyhow::Result<MeetingResult> {
-    let Some(meeting) = plan.meeting.clone() else { return Ok(MeetingResult::At(Box::new(plan), None)) };
+    let Some(meeting) = plan.meeting.clone() else {
+        let token = match (&plan.token, &plan.token_file) {
+            (None, Some(file)) => token_of_hosts(file, print).await,
+            (given, _) => given.clone(),
+        };
+        return Ok(MeetingResult::At(Box::new(HostsPlan { token, ..plan }), None));
+    };
     let directory = meeting.directory.display().to_string();
     let until = Instant::now() + Duration::from_nanos(plan.waits().0);
     let mut reported = String::new();
@@ -237,6 +248,35 @@ impl Meeting {
         fs::remove_file(&file)?;
         now
     }
+}
+
+/// Where the hosts of a job that share this directory keep a secret; none if it is on a disk of this host. Looks only at the
+/// table of mounts.
+pub fn token_file(directory: &Path) -> Option<PathBuf> {
+    // The root of a virtual machine, or of a host without disks, may be another one on each host.
+    let mount = silenceable_mount(directory).filter(|mount| mount.point != Path::new("/"));
+    mount.map(|_| directory.join(DIRECTORY).join(TOKEN))
+}
+
+/// The secret in this file, which the first host makes. Without one the job runs, too, and the host with the store reports
+/// who can read it.
+async fn token_of_hosts(file: &Path, print: &impl Fn(String)) -> Option<String> {
+    let own = file.to_owned();
+    let reading = tokio::task::spawn_blocking(move || {
+        own.parent().map_or(Ok(()), fs::create_dir_all)?;
+        shared_token(&own)
+    });
+    let read = match tokio::time::timeout(FILE_SYSTEM_TIMEOUT, reading).await {
+        Ok(read) => {
+            read.map_err(|error| error.to_string()).and_then(|read| read.map_err(|error| error.to_string()))
+        }
+        Err(_) => Err(format!("its file system has not answered within {FILE_SYSTEM_TIMEOUT:?}")),
+    };
+    match &read {
+        Ok(_) => print(format!("the secret of the job is in {}", file.display())),
+        Err(why) => print(format!("no secret of the job in {}: {why}", file.display())),
+    }
+    read.ok()
 }
 
 /// The secret in a file that all hosts of a job can read. The first of them that finds none makes one.
@@ -406,6 +446,19 @@ mod tests {
         fs::set_permissions(&empty, fs::Permissions::from_mode(0o600)).expect("our own file");
         assert_eq!(refused(&empty), ErrorKind::InvalidData);
         refused(&directory.path().join("missing/token"));
+    }
+
+    #[tokio::test]
+    async fn hosts_of_a_step_share_a_secret_and_run_without_one_where_none_can_be_made() {
+        let directory = testing::tempdir().expect("a directory");
+        let file = directory.path().join("checkpoints").join(DIRECTORY).join(TOKEN);
+        let (first, second) = tokio::join!(token_of_hosts(&file, &|_| ()), token_of_hosts(&file, &|_| ()));
+        assert!(first.as_ref().is_some_and(|token| token.len() == 64));
+        assert_eq!(first, second);
+        assert_eq!(token_of_hosts(&file.join("below"), &|_| ()).await, None);
+        assert_eq!(token_file(directory.path()), None, "a disk of this host");
+        let proc = Path::new("/proc/self/mounts");
+        assert_eq!(token_file(proc), None, "{}", proc.display());
     }
 
     /// A host that has not shown for long that it is alive.

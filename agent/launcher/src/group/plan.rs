@@ -1,5 +1,6 @@
 //! The command line's settings for a job on several hosts.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_coord::{Credentials, Endpoint, TlsFiles};
@@ -30,6 +31,8 @@ pub struct HostsPlan {
     pub returning: bool,
     /// The secret of the job, if the user gave one.
     pub token: Option<String>,
+    /// Where the hosts share a secret that they make themselves, if the user gave none.
+    pub token_file: Option<PathBuf>,
     /// Whether hosts with another program or another number of ranks are admitted.
     pub mixed: bool,
     /// Whether traffic between the hosts is encrypted.

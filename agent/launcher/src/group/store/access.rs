@@ -36,13 +36,7 @@ pub(super) async fn builtin(
                  status 75. Three or five endpoints, or --rdzv-backend etcd, survive the loss of a host",
                 endpoint.port
             ));
-            if plan.token.is_none() {
-                print(format!(
-                    "who reaches port {} and knows the job's id can read what the hosts write there, and end the job: give \
-                     all hosts one {TOKEN_VARIABLE}, or --rdzv-conf token_file=FILE in a directory that they share",
-                    endpoint.port
-                ));
-            }
+            report_open(plan, &format!("port {} and knows the job's id", endpoint.port), print);
             Ok(Some(server))
         }
         // Another launcher of this host has the port: it coordinates.
@@ -53,6 +47,16 @@ pub(super) async fn builtin(
                 endpoint.port
             )
         }),
+    }
+}
+
+/// Reports who can take part in a job without a secret: whoever reaches `this`.
+fn report_open(plan: &HostsPlan, this: &str, print: &impl Fn(String)) {
+    if plan.token.is_none() {
+        print(format!(
+            "who reaches {this} can read what the hosts write there, and end the job: give all hosts one \
+             {TOKEN_VARIABLE}, or --rdzv-conf token_file=FILE in a directory that they share"
+        ));
     }
 }
 
@@ -82,6 +86,7 @@ pub(super) async fn managed(
                     plan.endpoints.len(),
                     if plan.endpoints.len() == 5 { "two of them" } else { "one of them" }
                 ));
+                report_open(plan, &format!("port {}", plan.endpoints[index].port), print);
                 return Ok(Some(managed));
             }
             Err(error) if in_use(&error) => taken = Some(error),

@@ -25,7 +25,7 @@ use mainstay_tier::peer::token::{Token as PeerToken, TokenError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::group::plan::{Aborting, HostsPlan, StoreKind};
+use crate::group::plan::{Aborting, HostsPlan, StoreKind, TOKEN_VARIABLE};
 use crate::group::streams::{Ends, Token};
 use events::{PublishedState, StoreListener, missed, report, watch_group};
 pub use record_writer::RecordWriter;
@@ -388,10 +388,12 @@ async fn retry<T, F: Future<Output = Result<T, CoordError>>>(
             Err(error) => error,
         };
         if error.is_refused() && !matches!(plan.store, StoreKind::Etcd { .. }) {
+            let file = plan.token_file.as_ref().map(|file| format!(" (this host has {})", file.display()));
             bail!(
-                "the launcher at {} does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on \
-                 all hosts",
-                plan.endpoint()
+                "the launcher at {} does not have the same secret of the job{}: use the same --rdzv-id and \
+                 {TOKEN_VARIABLE} on all hosts",
+                plan.endpoint(),
+                file.unwrap_or_default()
             );
         }
         if !error.is_unreachable() && !error.is_unsure() {

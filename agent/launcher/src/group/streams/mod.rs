@@ -103,7 +103,7 @@ pub enum StreamError {
     NoLauncher,
     /// The other side does not know the token.
     #[error(
-        "the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts"
+        "the launcher there does not have the same secret of the job: use the same --rdzv-id and MAINSTAY_RDZV_TOKEN on all hosts"
     )]
     Token,
     /// One side encrypts, and the other does not.
