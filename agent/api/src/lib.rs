@@ -7,6 +7,7 @@ pub mod attach;
 mod authority;
 mod bounds;
 mod budget;
+mod certificate;
 pub mod checkpoint;
 mod connection_limits;
 mod convert;
@@ -20,6 +21,7 @@ mod health;
 mod http;
 mod json;
 mod listen;
+mod local_only;
 pub mod metrics;
 pub mod nvrx;
 pub mod operator;
@@ -51,6 +53,7 @@ use mainstay_proto::v1::explain_service_server::ExplainServiceServer;
 use mainstay_proto::v1::health_service_server::HealthServiceServer;
 use mainstay_proto::{FILE_DESCRIPTOR_SET, grpc_health_v1::health_server::HealthServer};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -61,6 +64,7 @@ pub use preflight::DeepChecks;
 use bounds::Bounds;
 use encrypted::Encrypting;
 use mainstay_journal::state::StateReader;
+use mainstay_node::Input;
 use mainstay_tier::peer::tls::Tls;
 use pace::Pace;
 use readers::Readers;
@@ -124,6 +128,8 @@ pub struct Listeners {
     pub checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     /// Who may read what the programs of jobs wrote.
     pub readers: Readers,
+    /// The node, which records refused callers over TCP.
+    pub inputs: Option<mpsc::Sender<Input>>,
     /// What codes of the hardware mean; none if this server does not watch it.
     pub catalog: Option<Arc<Catalog>>,
 }
@@ -190,7 +196,8 @@ pub async fn serve(
         snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
     };
-    let tls = listeners.tls.map(Encrypting::new);
+    let inputs = listeners.inputs;
+    let tls = listeners.tls.map(|tls| Encrypting::new(tls, inputs.clone()));
     let mut servers = JoinSet::new();
 
     if let Some(socket) = listeners.unix {
@@ -205,7 +212,7 @@ pub async fn serve(
         });
     }
     if let Some(listener) = listeners.grpc {
-        let routes = routes(&read, Routes::default())?;
+        let routes = local_only::refusing(routes(&read, Routes::default())?, inputs);
         let (bounds, stop, tls) = (read.bounds.clone(), stop.clone(), tls.clone());
         servers.spawn(async move {
             let incoming = listen::incoming(listener, tls, stop.clone());

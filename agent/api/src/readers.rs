@@ -12,6 +12,7 @@ use mainstay_view::node::NodeView;
 use tonic::Request;
 use tonic::transport::server::UdsConnectInfo;
 
+use super::certificate::TcpCallerInfo;
 use super::roles::Roles;
 use mainstay_node::CALLS_COMPONENT;
 
@@ -36,7 +37,7 @@ pub(super) enum Reader {
     User(u32),
     /// May read the texts of all jobs, with secrets masked: it connected over the network.
     Masked,
-    /// May read none: it connected over the network, where the user is unknown.
+    /// May read none: it connected over the network, and its certificate is not that of an operator.
     Stranger,
 }
 
@@ -48,6 +49,7 @@ impl Readers {
         match (self, caller) {
             (Readers::Everyone, _) if connection.is_none() => Reader::Masked,
             (Readers::Everyone, _) | (Readers::OfSocket, Some(_)) => Reader::All,
+            (Readers::Owners(_), None) if TcpCallerInfo::is_operator(request.extensions()) => Reader::Masked,
             (Readers::OfSocket | Readers::Owners(_), None) => Reader::Stranger,
             (Readers::Owners(roles), Some(credentials)) => {
                 let user = User { uid: credentials.uid(), gid: credentials.gid() };

@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-use mainstay_node::{Called, Input};
+use super::local_only::LOCAL_ONLY;
+use mainstay_node::{Called, CalledBy, Input};
 
 /// Users and groups of a role.
 #[derive(Clone, Debug, Default)]
@@ -135,17 +136,19 @@ impl Roles {
     }
 
     fn report(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
-        let Caller { user, pid } = caller;
-        let what = what.chars().take(MAX_RECORDED_CHARS).collect();
-        // If the node is too busy, the record is dropped; the call itself is not delayed.
-        if self.inputs.try_send(Input::Called(Called { uid: user.uid, pid, call, what, refused })).is_err() {
-            tracing::warn!(
-                uid = user.uid,
-                pid = pid.0,
-                call,
-                refused,
-                "a call is not in the journal: the node is busy"
-            );
+        let by = CalledBy::Process { uid: caller.user.uid, pid: caller.pid };
+        record(&self.inputs, by, call, what, refused);
+    }
+}
+
+/// Has a call written to the journal.
+pub(super) fn record(inputs: &mpsc::Sender<Input>, by: CalledBy, call: &str, what: &str, refused: bool) {
+    let what = what.chars().take(MAX_RECORDED_CHARS).collect();
+    let called = Called { by, call: call.to_owned(), what, refused };
+    // If the node is too busy, the record is dropped; the call itself is not delayed.
+    if let Err(error) = inputs.try_send(Input::Called(called)) {
+        if let Input::Called(Called { by, .. }) = error.into_inner() {
+            tracing::warn!(%by, call, refused, "a call is not in the journal: the node is busy");
         }
     }
 }
@@ -157,7 +160,7 @@ fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();
     let credentials = connection
         .and_then(|connection| connection.peer_cred)
-        .ok_or_else(|| Status::permission_denied("this is asked for on the agent's Unix socket only"))?;
+        .ok_or_else(|| Status::permission_denied(LOCAL_ONLY))?;
     let user = User { uid: credentials.uid(), gid: credentials.gid() };
     Ok(Caller { user, pid: Pid(credentials.pid().unwrap_or(0)) })
 }

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hyper::http::Extensions;
 use tokio::sync::Notify;
-use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
+use tonic::transport::server::UdsConnectInfo;
+
+use super::certificate::TcpCallerInfo;
 
 /// Who calls: one user on a Unix socket, one address elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +26,7 @@ impl Source {
     /// The source of a request, by its connection.
     pub(super) fn from_connection(request: &Extensions) -> Source {
         let user = request.get::<UdsConnectInfo>().and_then(|connection| connection.peer_cred);
-        let address = || request.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+        let address = || request.get::<TcpCallerInfo>().and_then(|caller| caller.address);
         match user {
             Some(credentials) => Source::User(credentials.uid()),
             None => address().map_or(Source::Unknown, |address| Source::Address(address.ip())),

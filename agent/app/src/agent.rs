@@ -82,6 +82,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let operators = Operators::new(inputs.clone(), roles.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config, users)?;
     let peers = keeping.peers.clone();
+    listeners.inputs = Some(callers.clone());
     let launchers = Launchers::new(inputs.clone(), callers, roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     listeners.readers = match config.job_texts {
@@ -253,6 +254,7 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
         deep: Some(active_probes(config)),
         checkpoints: None,
         readers: Readers::Everyone,
+        inputs: None,
         catalog: None,
     })
 }

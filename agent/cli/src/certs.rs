@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use mainstay_model::operator::ORGANIZATION;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType, date_time_ymd,
@@ -34,6 +35,7 @@ Examples:
   mainstay certs init /etc/mainstay/certs                          an authority: ca.crt and ca.key
   mainstay certs issue /etc/mainstay/certs node7 --host 10.0.0.7   node7.crt and node7.key, for node7 and 10.0.0.7
   mainstay certs issue /etc/mainstay/certs prometheus              for a client
+  mainstay certs issue /etc/mainstay/certs admin --role operator   for a client that reads messages of all jobs
   mainstay certs renew /etc/mainstay/certs                         all that end within 30 days
 
 Exit status: 0 written, 64 the command line was not understood, 70 a file cannot be read or written.";
@@ -65,6 +67,9 @@ enum Command {
         /// How long it is valid
         #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=AUTHORITY_DAYS))]
         days: u64,
+        /// What a caller of the agent may read
+        #[arg(long, value_enum, default_value_t)]
+        role: Role,
     },
     /// Issue certificates again, with the same names and new keys
     Renew {
@@ -76,12 +81,22 @@ enum Command {
     },
 }
 
+/// What a caller of the agent over TCP may read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Role {
+    /// Health, events, metrics and numbers of jobs
+    #[default]
+    Reader,
+    /// In addition the commands, paths and messages of all jobs, with secrets masked
+    Operator,
+}
+
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Init { dir } => init(dir)?,
-        Command::Issue { dir, name, hosts, days } => {
+        Command::Issue { dir, name, hosts, days, role } => {
             let names = std::iter::once(name.as_str()).chain(hosts.iter().map(String::as_str));
-            issue(dir, name, names, *days)?;
+            issue(dir, name, names, *days, *role)?;
         }
         Command::Renew { dir, within } => renew(dir, *within)?,
     }
@@ -105,7 +120,13 @@ fn init(dir: &Path) -> anyhow::Result<()> {
     write(&file(dir, AUTHORITY, "crt"), &certificate.pem(), 0o644)
 }
 
-fn issue<'n>(dir: &Path, name: &str, hosts: impl Iterator<Item = &'n str>, days: u64) -> anyhow::Result<()> {
+fn issue<'n>(
+    dir: &Path,
+    name: &str,
+    hosts: impl Iterator<Item = &'n str>,
+    days: u64,
+    role: Role,
+) -> anyhow::Result<()> {
     let is_file_name = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     if name == AUTHORITY || name.starts_with(['.', '-']) || !name.chars().all(is_file_name) || name.is_empty()
     {
@@ -122,6 +143,9 @@ fn issue<'n>(dir: &Path, name: &str, hosts: impl Iterator<Item = &'n str>, days:
     let issuer = Issuer::from_ca_cert_pem(&authority, key).context("the authority's certificate")?;
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
+    if role == Role::Operator {
+        params.distinguished_name.push(DnType::OrganizationName, ORGANIZATION);
+    }
     for host in hosts {
         let san = match host.parse::<IpAddr>() {
             Ok(address) => SanType::IpAddress(address),
@@ -162,7 +186,7 @@ fn renew(dir: &Path, within: u64) -> anyhow::Result<()> {
     for name in names {
         let old = Issued::read(&file(dir, &name, "crt"))?;
         if old.ends <= until {
-            issue(dir, &name, old.hosts.iter().map(String::as_str), old.days)?;
+            issue(dir, &name, old.hosts.iter().map(String::as_str), old.days, old.role)?;
         }
     }
     Ok(())
@@ -173,6 +197,7 @@ fn renew(dir: &Path, within: u64) -> anyhow::Result<()> {
 struct Issued {
     hosts: Vec<String>,
     days: u64,
+    role: Role,
     /// In seconds since 1970.
     ends: u64,
 }
@@ -198,7 +223,9 @@ impl Issued {
         let validity = certificate.validity();
         let (from, until) = (validity.not_before.timestamp(), validity.not_after.timestamp());
         let days = u64::try_from(until - from)?.div_euclid(DAY).max(1);
-        Ok(Issued { hosts: hosts.collect(), days, ends: u64::try_from(until)? })
+        let is_operator = certificate.subject().iter_organization().any(|of| of.as_str() == Ok(ORGANIZATION));
+        let role = if is_operator { Role::Operator } else { Role::Reader };
+        Ok(Issued { hosts: hosts.collect(), days, role, ends: u64::try_from(until)? })
     }
 }
 
@@ -242,8 +269,9 @@ mod tests {
         let dir = testing::tempdir().unwrap();
         let dir = dir.path();
         init(dir).unwrap();
-        issue(dir, "node7", ["node7", "10.0.0.7", "fd00::7"].into_iter(), 90).unwrap();
-        issue(dir, "long", ["long"].into_iter(), 400).unwrap();
+        issue(dir, "node7", ["node7", "10.0.0.7", "fd00::7"].into_iter(), 90, Role::Reader).unwrap();
+        issue(dir, "long", ["long"].into_iter(), 400, Role::Reader).unwrap();
+        issue(dir, "admin", ["admin"].into_iter(), 90, Role::Operator).unwrap();
         let read = |name: &str| std::fs::read_to_string(file(dir, name, "crt")).unwrap();
         let (short, long) = (read("node7"), read("long"));
         renew(dir, 30).unwrap();
@@ -256,6 +284,8 @@ mod tests {
             (renewed.hosts, renewed.days),
             (["node7", "10.0.0.7", "fd00::7"].map(str::to_owned).into(), 90)
         );
+        assert_eq!(renewed.role, Role::Reader);
+        assert_eq!(Issued::read(&file(dir, "admin", "crt")).unwrap().role, Role::Operator);
         for name in [AUTHORITY, "node7"] {
             let mode = std::fs::metadata(file(dir, name, "key")).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
@@ -266,15 +296,16 @@ mod tests {
     fn an_authority_is_not_replaced_and_names_stay_in_the_directory() {
         let dir = testing::tempdir().unwrap();
         let dir = dir.path();
-        assert!(issue(dir, "node7", ["node7"].into_iter(), 90).is_err());
+        let issue = |name: &str, host: &str| issue(dir, name, [host].into_iter(), 90, Role::Reader);
+        assert!(issue("node7", "node7").is_err());
         init(dir).unwrap();
         let key = std::fs::read(file(dir, AUTHORITY, "key")).unwrap();
         assert!(init(dir).is_err());
         assert_eq!(std::fs::read(file(dir, AUTHORITY, "key")).unwrap(), key);
         for name in ["", "../x", "a/b", ".x", "-x", AUTHORITY] {
-            assert!(issue(dir, name, ["host"].into_iter(), 90).is_err(), "{name:?}");
+            assert!(issue(name, "host").is_err(), "{name:?}");
         }
-        assert!(issue(dir, "node7", ["not a host"].into_iter(), 90).is_err());
+        assert!(issue("node7", "not a host").is_err());
         assert!(Issued::parse(b"no certificate").is_err());
     }
 }

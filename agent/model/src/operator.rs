@@ -19,6 +19,9 @@ pub const UNSILENCED: &str = "operator_unsilenced";
 /// The event of a silence that expired.
 pub const SILENCE_OVER: &str = "silence_over";
 
+/// The organization in the certificates of operators' programs, which call over TLS.
+pub const ORGANIZATION: &str = "mainstay-operator";
+
 /// Maximum length of a reason, in characters.
 const REASON: usize = 500;
 

@@ -31,7 +31,7 @@ use mainstay_tier::peer::Service;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-pub use calls::{CALLS_COMPONENT, Called};
+pub use calls::{CALLS_COMPONENT, Called, CalledBy};
 pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
 pub use inputs::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};

@@ -1,8 +1,11 @@
 //! Certificates that the program makes, and an agent whose API over TCP needs them.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use mainstay_proto::v1::AcknowledgeRequest;
+use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
+use serde_json::Value;
 
 use crate::support::Agent;
 
@@ -22,6 +25,7 @@ fn authority(dir: &Path) -> PathBuf {
         &["certs", "init", at][..],
         &["certs", "issue", at, "agent", "--host", "127.0.0.1"],
         &["certs", "issue", at, "client"],
+        &["certs", "issue", at, "admin", "--role", "operator"],
     ] {
         assert!(mainstay(arguments).status().unwrap().success(), "{arguments:?}");
     }
@@ -32,20 +36,75 @@ fn authority(dir: &Path) -> PathBuf {
 fn asked(address: &str, client: Option<&Path>) -> Option<i32> {
     let mut command = mainstay(&["events", "--host", address]);
     if let Some(dir) = client {
-        command
-            .env("MAINSTAY_TLS_CERTIFICATE", dir.join("client.crt"))
-            .env("MAINSTAY_TLS_KEY", dir.join("client.key"))
-            .env("MAINSTAY_TLS_AUTHORITIES", dir.join("ca.crt"));
+        with_certificate(&mut command, dir, "client");
     }
     command.output().unwrap().status.code()
+}
+
+fn with_certificate(command: &mut Command, dir: &Path, name: &str) {
+    command
+        .env("MAINSTAY_TLS_CERTIFICATE", dir.join(format!("{name}.crt")))
+        .env("MAINSTAY_TLS_KEY", dir.join(format!("{name}.key")))
+        .env("MAINSTAY_TLS_AUTHORITIES", dir.join("ca.crt"));
+}
+
+/// The recorded calls that the owner of a certificate reads, with their values: none are readable, or all.
+fn calls_read_by(address: &str, dir: &Path, name: &str) -> Vec<Value> {
+    let mut command = mainstay(&["events", "--json", "--host", address]);
+    with_certificate(&mut command, dir, name);
+    let printed = command.output().unwrap();
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let events = String::from_utf8(printed.stdout).unwrap();
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event.to_string().contains("agent.calls")).collect()
+}
+
+fn free_address() -> String {
+    format!("127.0.0.1:{}", testing::free_port())
+}
+
+#[test]
+fn refused_callers_are_recorded_and_an_operator_reads_who_they_were() {
+    let dir = testing::tempdir().unwrap();
+    let ours = authority(&dir.path().join("ours"));
+    let address = free_address();
+    let files = ["agent.crt", "agent.key", "ca.crt"].map(|file| ours.join(file));
+    let settings = [
+        ("LISTEN", Path::new(&address)),
+        ("TLS_CERTIFICATE", &files[0]),
+        ("TLS_KEY", &files[1]),
+        ("TLS_AUTHORITIES", &files[2]),
+    ];
+    let agent = Agent::start(dir.path(), &settings);
+    assert_eq!(asked(&address, None), Some(NO_ANSWER));
+    let refused = agent.wait_for_observation("agent.calls", "refused").to_string();
+    assert!(refused.contains("127.0.0.1") && refused.contains("TLS"), "{refused}");
+    let [of_reader, of_operator] =
+        ["client", "admin"].map(|name| calls_read_by(&address, &ours, name)).map(|calls| {
+            assert!(!calls.is_empty(), "everyone sees that there was a call");
+            calls.iter().any(|call| call.to_string().contains("127.0.0.1"))
+        });
+    assert_eq!((of_reader, of_operator), (false, true));
+}
+
+#[tokio::test]
+async fn a_call_over_tcp_that_only_local_users_may_make_is_refused_and_recorded() {
+    let dir = testing::tempdir().unwrap();
+    let address = free_address();
+    let agent = Agent::start(dir.path(), &[("LISTEN", Path::new(&address))]);
+    let mut operators = OperatorServiceClient::connect(format!("http://{address}")).await.unwrap();
+    let acknowledge = AcknowledgeRequest { component: "host.disk".to_owned(), reason: "x".to_owned() };
+    let refused = operators.acknowledge(acknowledge).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused}");
+    let recorded = agent.wait_for_observation("agent.calls", "refused").to_string();
+    assert!(recorded.contains("Acknowledge") && recorded.contains("127.0.0.1"), "{recorded}");
 }
 
 #[test]
 fn callers_over_tcp_need_a_certificate_and_replaced_files_are_read_again() {
     let dir = testing::tempdir().unwrap();
     let (ours, other) = (authority(&dir.path().join("ours")), authority(&dir.path().join("other")));
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
+    let address = free_address();
     let files = ["agent.crt", "agent.key", "ca.crt"].map(|file| ours.join(file));
     let settings = [
         ("LISTEN", Path::new(&address)),

@@ -84,6 +84,7 @@ impl Server {
             deep,
             checkpoints,
             readers: Readers::default(),
+            inputs: None,
             catalog: Some(Arc::new(mainstay_app::catalog::load(&[]).unwrap())),
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
