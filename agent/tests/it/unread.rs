@@ -2,6 +2,9 @@
 //! is bounded, and another user is answered meanwhile. The callers are real users with real connections.
 
 use std::future::Future;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -16,8 +19,8 @@ use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
 use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::{
-    FromAgent, FromLauncher, ListEventsRequest, ListJobsRequest, SilenceComponentRequest, WatchEventsRequest,
-    WatchNodeRequest,
+    ExplainIncidentRequest, FromAgent, FromLauncher, ListEventsRequest, ListJobsRequest,
+    SilenceComponentRequest, WatchEventsRequest, WatchNodeRequest,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -97,6 +100,61 @@ fn a_user_with_very_many_entries_pushes_no_others_out_of_the_journal() {
     assert!(host.agent.status().contains("full"), "its job is shown");
 }
 
+/// Users of the host, from this one up, who attack the agent at once, each in another way.
+const FIRST_HOSTILE: u32 = 61_003;
+
+/// Their ways. The first prepares large answers for those that do not read them.
+const ATTACKS: [&str; 16] = [
+    "fill",
+    "unread ListEvents",
+    "unread WatchEvents",
+    "unread ListJobs",
+    "unread WatchNode",
+    "large",
+    "ranks",
+    "flood 0",
+    "flood 1",
+    "flood 2",
+    "flood 3",
+    "refusals",
+    "explain",
+    "hello",
+    "connections silent",
+    "connections half",
+];
+
+/// Connections over TCP that send nothing, or half a request.
+const STRANGERS: usize = 200;
+
+#[test]
+fn hostile_users_and_strangers_at_once_keep_no_one_from_the_agent_and_take_bounded_memory() {
+    let address = format!("127.0.0.1:{}", testing::free_port());
+    let users = (0..=ATTACKS.len() as u32).map(|number| (B + number).to_string());
+    let users = users.collect::<Vec<_>>().join(", ");
+    let further = [("LISTEN", Path::new(&address)), ("ALLOW_UIDS", Path::new(&users))];
+    let Some(host) = host_with(&further) else { return };
+    let hostile: Vec<_> =
+        (FIRST_HOSTILE..).zip(ATTACKS).map(|(user, attack)| host.client(user, attack)).collect();
+    assert!(hostile.iter().all(|client| !client.printed.is_empty()));
+    let strangers: Vec<TcpStream> = (0..STRANGERS)
+        .map(|number| {
+            let mut stranger = TcpStream::connect(&address).unwrap();
+            if number % 2 == 0 {
+                // One that makes room for another is closed.
+                let _ = stranger.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
+            }
+            stranger
+        })
+        .collect();
+    let status = host.agent.status();
+    assert!(status.contains("host."), "{status}");
+    let seen = host.seen_by(B);
+    let peak = host.agent.peak_memory();
+    println!("with {} MiB at most: {seen:?}", peak >> 20);
+    assert!(peak < MOST, "the agent took {} MiB", peak >> 20);
+    drop((hostile, strangers));
+}
+
 /// What this program does as another user: `two_users::as_another_user` calls it.
 pub(crate) async fn play(role: &str, about: &str, socket: String) {
     match role {
@@ -104,6 +162,10 @@ pub(crate) async fn play(role: &str, about: &str, socket: String) {
         "unread" => unread(socket, about).await,
         "large" => large(socket).await,
         "refused" => refused(socket).await,
+        "refusals" => refusals(socket).await,
+        "explain" => explain(socket).await,
+        "hello" => without_hello(socket).await,
+        "connections" => connections(&socket, about == "half"),
         _ => ranks(socket).await,
     }
     std::future::pending::<()>().await;
@@ -229,6 +291,63 @@ async fn refused(socket: String) {
     let mut client = OperatorServiceClient::new(connect(socket).await);
     let refused = client.silence_component(SilenceComponentRequest::default()).await.unwrap_err();
     println!("\nclient: {:?}", refused.code());
+}
+
+/// The same call again and again.
+async fn refusals(socket: String) {
+    let mut client = OperatorServiceClient::new(connect(socket).await);
+    println!("\nclient: refusals");
+    loop {
+        let _ = client.silence_component(SilenceComponentRequest::default()).await;
+    }
+}
+
+/// Reports that need the whole journal, about failures that are not there.
+async fn explain(socket: String) {
+    let client = EventServiceClient::new(connect(socket).await);
+    println!("\nclient: explain");
+    let calls = (0..64).map(|number| {
+        let mut client = client.clone();
+        tokio::spawn(async move {
+            let request = ExplainIncidentRequest { job: format!("none-{number}"), ..Default::default() };
+            loop {
+                let _ = client.explain_incident(request.clone()).await;
+            }
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let _ = call.await;
+    }
+}
+
+/// Launchers that do not say which they are.
+async fn without_hello(socket: String) {
+    let client = LauncherServiceClient::new(connect(socket).await);
+    let mut launchers = Vec::new();
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        let (sends, receives) = mpsc::channel::<FromLauncher>(1);
+        let mut client = client.clone();
+        let mut attaching = Box::pin(async move { client.attach(ReceiverStream::new(receives)).await });
+        assert!(attaching.as_mut().poll(&mut context).is_pending());
+        launchers.push((sends, attaching));
+    }
+    println!("\nclient: hello");
+    std::future::pending::<()>().await;
+}
+
+/// As many connections as the agent accepts. Each sends nothing, or half of the first bytes.
+fn connections(socket: &str, half: bool) {
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        let mut connection = UnixStream::connect(socket).unwrap();
+        if half {
+            let _ = connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM");
+        }
+        held.push(connection);
+    }
+    println!("\nclient: connections");
+    std::thread::sleep(Duration::MAX);
 }
 
 /// A job that starts with too many ranks, and attaches again.
