@@ -97,7 +97,7 @@ impl Encrypting {
                 caller,
                 why,
                 count = refused.count,
-                "callers of the API over TCP were refused: each needs a certificate of an authority in tls_authorities (mainstay certs issue)"
+                "callers of the API over TCP were refused: each needs a certificate of an authority in ca.crt of the key tls (mainstay certs issue)"
             );
             *refused = Refused { count: 0, reported: Some(Instant::now()) };
         }

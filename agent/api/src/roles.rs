@@ -146,10 +146,10 @@ pub(super) fn record(inputs: &mpsc::Sender<Input>, by: CalledBy, call: &str, wha
     let what = what.chars().take(MAX_RECORDED_CHARS).collect();
     let called = Called { by, call: call.to_owned(), what, refused };
     // If the node is too busy, the record is dropped; the call itself is not delayed.
-    if let Err(error) = inputs.try_send(Input::Called(called)) {
-        if let Input::Called(Called { by, .. }) = error.into_inner() {
-            tracing::warn!(%by, call, refused, "a call is not in the journal: the node is busy");
-        }
+    if let Err(error) = inputs.try_send(Input::Called(called))
+        && let Input::Called(Called { by, .. }) = error.into_inner()
+    {
+        tracing::warn!(%by, call, refused, "a call is not in the journal: the node is busy");
     }
 }
 

@@ -244,7 +244,7 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
             None => Ok(None),
         }
     };
-    let tls = checkpoint::tls("", &config.tls_certificate, &config.tls_key, &config.tls_authorities)?;
+    let tls = checkpoint::tls("tls", &config.tls)?;
     let unix = UnixSocket::bind_for(&config.socket, mode, group)?;
     Ok(Listeners {
         unix: Some(unix.of_users(users)),

@@ -10,7 +10,7 @@ use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
 use mainstay_tier::files::{CacheRequest, Files, FilesSettings, WatchRequest};
 use mainstay_tier::peer::credentials::Credentials;
-use mainstay_tier::peer::tls::{Tls, TlsFiles, TlsPart};
+use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Timeouts;
 use mainstay_tier::peer::{Service, Settings, Users};
@@ -108,34 +108,18 @@ fn pass(keys: &CheckpointConfig) -> anyhow::Result<Credentials> {
     let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
     let token = is_there(&keys.token_file).then(|| Token::read(&keys.token_file));
     let token = token.transpose().context("key `checkpoint.token_file`")?;
-    let (certificate, key, authorities) = (&keys.tls_certificate, &keys.tls_key, &keys.tls_authorities);
-    if let Some(tls) = tls("checkpoint.", certificate, key, authorities)? {
+    if let Some(tls) = tls("checkpoint.tls", &keys.tls)? {
         return Ok(Credentials::Certificate(tls, token));
     }
     token.map(Credentials::Token).context("key `checkpoint.token_file`: it is not set")
 }
 
-/// TLS with the files of these keys, if they are set. `section` is what the names of the keys begin with.
-pub(super) fn tls(
-    section: &str,
-    certificate: &Path,
-    key: &Path,
-    authorities: &Path,
-) -> anyhow::Result<Option<Tls>> {
-    if certificate.as_os_str().is_empty() {
+/// TLS with the files of the directory in this key, if it is set.
+pub(super) fn tls(key: &str, directory: &Path) -> anyhow::Result<Option<Tls>> {
+    if directory.as_os_str().is_empty() {
         return Ok(None);
     }
-    let files =
-        TlsFiles { certificate: certificate.into(), key: key.into(), authorities: authorities.into() };
-    let tls = Tls::read(files).map_err(|error| {
-        let key = match error.part {
-            TlsPart::Certificate => "tls_certificate",
-            TlsPart::Key => "tls_key",
-            TlsPart::Authorities => "tls_authorities",
-        };
-        anyhow::Error::new(error).context(format!("key `{section}{key}`"))
-    })?;
-    Ok(Some(tls))
+    Tls::read(TlsFiles::of(directory)).map(Some).with_context(|| format!("key `{key}`"))
 }
 
 /// The configured directories of others' files.

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use mainstay_model::operator::ORGANIZATION;
+use mainstay_tier::peer::tls::TlsFiles;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType, date_time_ymd,
@@ -27,13 +28,14 @@ const AUTHORITY_DAYS: u64 = 3650;
 /// How far clocks of hosts may be behind.
 const SKEW: Duration = Duration::from_secs(3600);
 
-/// The files of the authority, without their endings.
-const AUTHORITY: &str = "ca";
+/// The authority's certificate and key, in its directory.
+const AUTHORITY: &str = "ca.crt";
+const AUTHORITY_KEY: &str = "ca.key";
 
 const EXAMPLES: &str = "\
 Examples:
   mainstay certs init /etc/mainstay/certs                          an authority: ca.crt and ca.key
-  mainstay certs issue /etc/mainstay/certs node7 --host 10.0.0.7   node7.crt and node7.key, for node7 and 10.0.0.7
+  mainstay certs issue /etc/mainstay/certs node7 --host 10.0.0.7   the directory node7, for node7 and 10.0.0.7
   mainstay certs issue /etc/mainstay/certs prometheus              for a client
   mainstay certs issue /etc/mainstay/certs admin --role operator   for a client that reads messages of all jobs
   mainstay certs renew /etc/mainstay/certs                         all that end within 30 days
@@ -55,7 +57,7 @@ enum Command {
         /// The directory for ca.crt and ca.key; it is created
         dir: PathBuf,
     },
-    /// Issue a certificate that is valid for a server and for a client
+    /// Issue a certificate that is valid for a server and for a client: a directory with tls.crt, tls.key and ca.crt
     Issue {
         /// The directory of the authority
         dir: PathBuf,
@@ -113,11 +115,11 @@ fn init(dir: &Path) -> anyhow::Result<()> {
     valid_for(&mut params, AUTHORITY_DAYS)?;
     let certificate = params.self_signed(&key).context("signing the authority's certificate")?;
     // Certificates of a replaced authority would be refused everywhere.
-    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file(dir, AUTHORITY, "key"));
-    let path = file(dir, AUTHORITY, "key");
+    let path = dir.join(AUTHORITY_KEY);
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     new.and_then(|mut file| file.write_all(key.serialize_pem().as_bytes()))
         .with_context(|| format!("writing {}", path.display()))?;
-    write(&file(dir, AUTHORITY, "crt"), &certificate.pem(), 0o644)
+    write(&dir.join(AUTHORITY), &certificate.pem(), 0o644)
 }
 
 fn issue<'n>(
@@ -128,17 +130,19 @@ fn issue<'n>(
     role: Role,
 ) -> anyhow::Result<()> {
     let is_file_name = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
-    if name == AUTHORITY || name.starts_with(['.', '-']) || !name.chars().all(is_file_name) || name.is_empty()
-    {
-        bail!("{name:?}: a name has letters, digits, `.`, `_` and `-`, and is not {AUTHORITY:?}");
+    let is_authority = [AUTHORITY, AUTHORITY_KEY].contains(&name);
+    if is_authority || name.starts_with(['.', '-']) || !name.chars().all(is_file_name) || name.is_empty() {
+        bail!(
+            "{name:?}: a name has letters, digits, `.`, `_` and `-`, and is not {AUTHORITY} or {AUTHORITY_KEY}"
+        );
     }
     let is_of_host = |letter: char| letter.is_ascii_alphanumeric() || "._-*".contains(letter);
-    let read = |ending| {
-        let path = file(dir, AUTHORITY, ending);
+    let read = |name| {
+        let path = dir.join(name);
         std::fs::read_to_string(&path)
             .with_context(|| format!("reading {} (`mainstay certs init` makes it)", path.display()))
     };
-    let (authority, key) = (read("crt")?, read("key")?);
+    let (authority, key) = (read(AUTHORITY)?, read(AUTHORITY_KEY)?);
     let key = KeyPair::from_pem(&key).context("the authority's key")?;
     let issuer = Issuer::from_ca_cert_pem(&authority, key).context("the authority's certificate")?;
     let mut params = CertificateParams::default();
@@ -166,9 +170,13 @@ fn issue<'n>(
     valid_for(&mut params, days)?;
     let own = KeyPair::generate().context("making a key")?;
     let certificate = params.signed_by(&own, &issuer).context("signing the certificate")?;
+    let own_dir = dir.join(name);
+    std::fs::create_dir_all(&own_dir).with_context(|| format!("making {}", own_dir.display()))?;
+    let files = TlsFiles::of(&own_dir);
     // Who reads the files between the two keeps those that it has: they do not fit.
-    write(&file(dir, name, "key"), &own.serialize_pem(), 0o600)?;
-    write(&file(dir, name, "crt"), &certificate.pem(), 0o644)
+    write(&files.key, &own.serialize_pem(), 0o600)?;
+    write(&files.certificate, &certificate.pem(), 0o644)?;
+    write(&files.authorities, &authority, 0o644)
 }
 
 fn renew(dir: &Path, within: u64) -> anyhow::Result<()> {
@@ -176,15 +184,15 @@ fn renew(dir: &Path, within: u64) -> anyhow::Result<()> {
     let mut names = Vec::new();
     for entry in read {
         let path = entry.with_context(|| format!("reading {}", dir.display()))?.path();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        if path.extension().is_some_and(|ending| ending == "crt") && name != AUTHORITY {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        if TlsFiles::of(&path).certificate.exists() {
             names.push(name);
         }
     }
     names.sort();
     let until = now()? + within * DAY;
     for name in names {
-        let old = Issued::read(&file(dir, &name, "crt"))?;
+        let old = Issued::read(&TlsFiles::of(&dir.join(&name)).certificate)?;
         if old.ends <= until {
             issue(dir, &name, old.hosts.iter().map(String::as_str), old.days, old.role)?;
         }
@@ -240,10 +248,6 @@ fn valid_for(params: &mut CertificateParams, days: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn file(dir: &Path, name: &str, ending: &str) -> PathBuf {
-    dir.join(format!("{name}.{ending}"))
-}
-
 /// Replaces a file at once, so that a reader sees the old or the new one.
 fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     let new = path.with_extension("new");
@@ -272,24 +276,27 @@ mod tests {
         issue(dir, "node7", ["node7", "10.0.0.7", "fd00::7"].into_iter(), 90, Role::Reader).unwrap();
         issue(dir, "long", ["long"].into_iter(), 400, Role::Reader).unwrap();
         issue(dir, "admin", ["admin"].into_iter(), 90, Role::Operator).unwrap();
-        let read = |name: &str| std::fs::read_to_string(file(dir, name, "crt")).unwrap();
+        let files = |name: &str| TlsFiles::of(&dir.join(name));
+        let read = |name: &str| std::fs::read_to_string(files(name).certificate).unwrap();
         let (short, long) = (read("node7"), read("long"));
         renew(dir, 30).unwrap();
         assert_eq!([&read("node7"), &read("long")], [&short, &long]);
         renew(dir, 100).unwrap();
         assert_ne!(read("node7"), short);
         assert_eq!(read("long"), long);
-        let renewed = Issued::read(&file(dir, "node7", "crt")).unwrap();
+        let renewed = Issued::read(&files("node7").certificate).unwrap();
         assert_eq!(
             (renewed.hosts, renewed.days),
             (["node7", "10.0.0.7", "fd00::7"].map(str::to_owned).into(), 90)
         );
         assert_eq!(renewed.role, Role::Reader);
-        assert_eq!(Issued::read(&file(dir, "admin", "crt")).unwrap().role, Role::Operator);
-        for name in [AUTHORITY, "node7"] {
-            let mode = std::fs::metadata(file(dir, name, "key")).unwrap().permissions().mode();
-            assert_eq!(mode & 0o777, 0o600, "{name}");
+        assert_eq!(Issued::read(&files("admin").certificate).unwrap().role, Role::Operator);
+        for key in [dir.join(AUTHORITY_KEY), files("node7").key] {
+            let mode = std::fs::metadata(&key).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", key.display());
         }
+        let authority = std::fs::read(dir.join(AUTHORITY)).unwrap();
+        assert_eq!(std::fs::read(files("node7").authorities).unwrap(), authority);
     }
 
     #[test]
@@ -299,10 +306,10 @@ mod tests {
         let issue = |name: &str, host: &str| issue(dir, name, [host].into_iter(), 90, Role::Reader);
         assert!(issue("node7", "node7").is_err());
         init(dir).unwrap();
-        let key = std::fs::read(file(dir, AUTHORITY, "key")).unwrap();
+        let key = std::fs::read(dir.join(AUTHORITY_KEY)).unwrap();
         assert!(init(dir).is_err());
-        assert_eq!(std::fs::read(file(dir, AUTHORITY, "key")).unwrap(), key);
-        for name in ["", "../x", "a/b", ".x", "-x", AUTHORITY] {
+        assert_eq!(std::fs::read(dir.join(AUTHORITY_KEY)).unwrap(), key);
+        for name in ["", "../x", "a/b", ".x", "-x", AUTHORITY, AUTHORITY_KEY] {
             assert!(issue(name, "host").is_err(), "{name:?}");
         }
         assert!(issue("node7", "not a host").is_err());

@@ -42,23 +42,17 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// The variable that names the certificate of a caller.
-pub(super) const TLS_CERTIFICATE: &str = "MAINSTAY_TLS_CERTIFICATE";
+/// The variable that names the directory with the certificate of a caller.
+pub(super) const TLS: &str = "MAINSTAY_TLS";
 
 /// The prefix of an address with TLS.
 const BY_TLS: &str = "https://";
 
 /// Connects to `HOST:PORT` with the certificate that the environment names.
 async fn encrypted(address: &str) -> anyhow::Result<Channel> {
-    let file = |name: &str| {
-        let path = std::env::var_os(name).filter(|path| !path.is_empty());
-        path.map(PathBuf::from).with_context(|| format!("{name}: it must name a file (mainstay certs)"))
-    };
-    let tls = Tls::read(TlsFiles {
-        certificate: file(TLS_CERTIFICATE)?,
-        key: file("MAINSTAY_TLS_KEY")?,
-        authorities: file("MAINSTAY_TLS_AUTHORITIES")?,
-    })?;
+    let directory = std::env::var_os(TLS).filter(|path| !path.is_empty());
+    let directory = directory.with_context(|| format!("{TLS}: it must name a directory (mainstay certs)"))?;
+    let tls = Tls::read(TlsFiles::of(Path::new(&directory)))?;
     let mut config = (*tls.configurations().0).clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let connector = TlsConnector::from(Arc::new(config));

@@ -8,7 +8,7 @@ use clap_complete::ArgValueCandidates;
 use mainstay_app::default_paths;
 use tonic::codegen::http::uri::Authority;
 
-use super::client::TLS_CERTIFICATE;
+use super::client::TLS;
 use super::completions;
 use super::output::Form;
 
@@ -66,7 +66,7 @@ pub(super) fn agent_over_tcp(text: &str) -> Result<PathBuf, String> {
     };
     match port {
         Some(port) if !host.is_empty() => {
-            let is_named = std::env::var_os(TLS_CERTIFICATE).is_some_and(|path| !path.is_empty());
+            let is_named = std::env::var_os(TLS).is_some_and(|path| !path.is_empty());
             let scheme = if is_loopback(host) && !is_named { "http" } else { "https" };
             Ok(format!("{scheme}://{host}:{port}").into())
         }

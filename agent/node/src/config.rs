@@ -58,20 +58,17 @@ settings! {
         /// $XDG_RUNTIME_DIR/mainstay/agent.sock or /tmp/mainstay-<uid>/agent.sock.
         socket: PathBuf = PathBuf::new(),
         /// TCP address on which the gRPC API is served in addition to the socket, such as "127.0.0.1:7130". Empty: none. Other
-        /// than loopback it needs tls_certificate, tls_key and tls_authorities, or plain_tcp.
+        /// than loopback it needs tls, or plain_tcp.
         #[serde(with = "none_is_empty")]
         listen: Option<SocketAddr> = None,
         /// TCP address on which HTTP is served (/metrics, /healthz, /readyz, the page at /, JSON in /v1), such as "127.0.0.1:7131". Empty: none.
-        /// Other than loopback it needs tls_certificate, tls_key and tls_authorities, or plain_tcp.
+        /// Other than loopback it needs tls, or plain_tcp.
         #[serde(with = "none_is_empty")]
         http: Option<SocketAddr> = None,
-        /// The certificate for TLS on listen and http, in PEM, with the intermediate certificates; `mainstay certs` makes
-        /// one. Replaced files are read again. Empty: no TLS.
-        tls_certificate: PathBuf = PathBuf::new(),
-        /// The certificate's private key, in PEM without a password; only its owner may read it.
-        tls_key: PathBuf = PathBuf::new(),
-        /// CA certificates, in PEM, one of which must have signed a caller's certificate.
-        tls_authorities: PathBuf = PathBuf::new(),
+        /// The directory for TLS on listen and http, with PEM files as `mainstay certs` and cert-manager make them: tls.crt (the
+        /// certificate and the intermediate ones), tls.key (without a password; only its owner may read it) and ca.crt (one of its
+        /// certificates must have signed a caller's). Replaced files are read again. Empty: no TLS.
+        tls: PathBuf = PathBuf::new(),
         /// Whether listen and http may be other addresses than loopback without TLS: everyone who reaches them can read health,
         /// metrics and numbers of jobs. For networks that admit only callers you trust.
         plain_tcp: bool = false,

@@ -42,10 +42,7 @@ fn asked(address: &str, client: Option<&Path>) -> Option<i32> {
 }
 
 fn with_certificate(command: &mut Command, dir: &Path, name: &str) {
-    command
-        .env("MAINSTAY_TLS_CERTIFICATE", dir.join(format!("{name}.crt")))
-        .env("MAINSTAY_TLS_KEY", dir.join(format!("{name}.key")))
-        .env("MAINSTAY_TLS_AUTHORITIES", dir.join("ca.crt"));
+    command.env("MAINSTAY_TLS", dir.join(name));
 }
 
 /// The recorded calls that the owner of a certificate reads, with their values: none are readable, or all.
@@ -68,13 +65,8 @@ fn refused_callers_are_recorded_and_an_operator_reads_who_they_were() {
     let dir = testing::tempdir().unwrap();
     let ours = authority(&dir.path().join("ours"));
     let address = free_address();
-    let files = ["agent.crt", "agent.key", "ca.crt"].map(|file| ours.join(file));
-    let settings = [
-        ("LISTEN", Path::new(&address)),
-        ("TLS_CERTIFICATE", &files[0]),
-        ("TLS_KEY", &files[1]),
-        ("TLS_AUTHORITIES", &files[2]),
-    ];
+    let tls = ours.join("agent");
+    let settings = [("LISTEN", Path::new(&address)), ("TLS", &tls)];
     let agent = Agent::start(dir.path(), &settings);
     assert_eq!(asked(&address, None), Some(NO_ANSWER));
     let refused = agent.wait_for_observation("agent.calls", "refused").to_string();
@@ -105,30 +97,25 @@ fn callers_over_tcp_need_a_certificate_and_replaced_files_are_read_again() {
     let dir = testing::tempdir().unwrap();
     let (ours, other) = (authority(&dir.path().join("ours")), authority(&dir.path().join("other")));
     let address = free_address();
-    let files = ["agent.crt", "agent.key", "ca.crt"].map(|file| ours.join(file));
-    let settings = [
-        ("LISTEN", Path::new(&address)),
-        ("TLS_CERTIFICATE", &files[0]),
-        ("TLS_KEY", &files[1]),
-        ("TLS_AUTHORITIES", &files[2]),
-    ];
+    let tls = ours.join("agent");
+    let settings = [("LISTEN", Path::new(&address)), ("TLS", &tls)];
     let _agent = Agent::start(dir.path(), &settings);
     assert_eq!(asked(&address, Some(&ours)), Some(0));
     assert_eq!(asked(&address, None), Some(NO_ANSWER));
     assert_eq!(asked(&address, Some(&other)), Some(NO_ANSWER));
 
     // A renewed certificate has a new key, and the same authority.
-    let before = std::fs::read(&files[1]).unwrap();
+    let key = tls.join("tls.key");
+    let before = std::fs::read(&key).unwrap();
     let renewed = mainstay(&["certs", "renew", ours.to_str().unwrap(), "--within", "100"]).status().unwrap();
     assert!(renewed.success());
-    assert_ne!(std::fs::read(&files[1]).unwrap(), before);
+    assert_ne!(std::fs::read(&key).unwrap(), before);
     assert_eq!(asked(&address, Some(&ours)), Some(0));
 
     // Another authority replaces the first one.
-    for (file, ours) in ["agent.crt", "agent.key", "ca.crt"].into_iter().zip(&files) {
-        std::fs::rename(other.join(file), ours).unwrap();
+    for file in ["tls.crt", "tls.key", "ca.crt"] {
+        std::fs::rename(other.join("agent").join(file), tls.join(file)).unwrap();
     }
-    std::fs::copy(ours.join("ca.crt"), other.join("ca.crt")).unwrap();
     assert_eq!(asked(&address, Some(&other)), Some(0));
     assert_eq!(asked(&address, Some(&ours)), Some(NO_ANSWER));
 }

@@ -218,7 +218,7 @@ fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
 }
 
 /// For each host keys of `checkpoint` that name certificates of one authority.
-fn certificates(hosts: &Hosts) -> Vec<Vec<String>> {
+fn certificates(hosts: &Hosts) -> Vec<String> {
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let key = rcgen::KeyPair::generate().unwrap();
@@ -229,29 +229,23 @@ fn certificates(hosts: &Hosts) -> Vec<Vec<String>> {
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate =
             rcgen::CertificateParams::new(vec![host]).unwrap().signed_by(&key, &issuer).unwrap();
-        let files = [
-            ("CERTIFICATE", certificate.pem()),
-            ("KEY", key.serialize_pem()),
-            ("AUTHORITIES", authority.clone()),
-        ];
-        files.map(|(what, text)| {
-            let path = stage.work().join(format!("{what}.pem"));
+        let files =
+            [("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem()), ("ca.crt", authority.clone())];
+        for (name, text) in files {
+            let path = stage.work().join(name);
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-            format!("TLS_{what}={}", path.display())
-        })
+        }
+        format!("TLS={}", stage.work().display())
     };
-    hosts.names.iter().zip(&hosts.stages).map(|of| of_host(of).to_vec()).collect()
+    hosts.names.iter().zip(&hosts.stages).map(of_host).collect()
 }
 
 #[test]
 fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs() {
     let hosts = Hosts::new(3, 3, &[]);
     let certificates = certificates(&hosts);
-    let with = |host: usize| -> Agent {
-        let options: Vec<&str> = certificates[host].iter().map(String::as_str).collect();
-        hosts.agent_with(host, &options)
-    };
+    let with = |host: usize| -> Agent { hosts.agent_with(host, &[&certificates[host]]) };
     let (owner, holder, plain) = (with(0), with(1), hosts.agent(2));
     let (run, size) = ("run-tls", 5 << 20);
     let directory = hosts.directory(0);
@@ -280,11 +274,11 @@ fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs()
 fn an_agent_with_an_unusable_certificate_names_its_key() {
     let hosts = Hosts::new(4, 1, &[]);
     let certificates = certificates(&hosts);
-    let key = hosts.stages[0].work().join("KEY.pem");
+    let key = hosts.stages[0].work().join("tls.key");
     fs::write(&key, "no key").unwrap();
     let mut command = Command::new(mainstay());
-    let options = certificates[0].iter().map(|option| option.split_once('=').unwrap());
-    command.envs(options.map(|(name, value)| (format!("MAINSTAY_AGENT_CHECKPOINT_{name}"), value)));
+    let (name, value) = certificates[0].split_once('=').unwrap();
+    command.env(format!("MAINSTAY_AGENT_CHECKPOINT_{name}"), value);
     let state = hosts.stages[0].work().join("state");
     let printed = command
         .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[0])
@@ -296,7 +290,7 @@ fn an_agent_with_an_unusable_certificate_names_its_key() {
         .unwrap();
     let text = String::from_utf8_lossy(&printed.stderr);
     assert!(!printed.status.success());
-    assert!(text.contains("checkpoint.tls_key") && text.contains(&key.display().to_string()), "{text}");
+    assert!(text.contains("checkpoint.tls") && text.contains(&key.display().to_string()), "{text}");
 }
 
 #[test]

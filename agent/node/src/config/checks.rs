@@ -1,7 +1,7 @@
 //! Checks that involve several values of a configuration, or more than their types.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use mainstay_checkpoint::parity::{NoParity, Parity};
 use mainstay_model::units::Period;
@@ -21,17 +21,6 @@ impl Wrong {
             self.0.push((key, problem.to_owned()));
         }
     }
-
-    /// Whether TLS is wanted: then none of its three files may be left out.
-    fn is_tls(&mut self, files: [(&'static str, &PathBuf); 3], incomplete: &str) -> bool {
-        let is_set = |path: &PathBuf| !path.as_os_str().is_empty();
-        let is_tls = files.iter().any(|(_, path)| is_set(path));
-        for (key, path) in files {
-            self.must(is_absolute(path), key, "it must be an absolute path");
-            self.must(!is_tls || is_set(path), key, incomplete);
-        }
-        is_tls
-    }
 }
 
 impl Config {
@@ -50,20 +39,15 @@ impl Config {
 
     /// Listeners of the network.
     fn check_tcp(&self, wrong: &mut Wrong) {
-        let for_tls = [
-            ("tls_certificate", &self.tls_certificate),
-            ("tls_key", &self.tls_key),
-            ("tls_authorities", &self.tls_authorities),
-        ];
-        let is_tls =
-            wrong.is_tls(for_tls, "for TLS tls_certificate, tls_key and tls_authorities must all be set");
+        wrong.must(is_absolute(&self.tls), "tls", "it must be an absolute path");
+        let is_tls = !self.tls.as_os_str().is_empty();
         for (key, address) in [("listen", self.listen), ("http", self.http)] {
             let is_open = address.is_some_and(|address| !address.ip().to_canonical().is_loopback());
             wrong.must(
                 !is_open || is_tls || self.plain_tcp,
                 key,
-                "without TLS it must be a loopback address, such as 127.0.0.1: set tls_certificate, tls_key and tls_authorities \
-                 (`mainstay certs init /etc/mainstay/certs` and `mainstay certs issue /etc/mainstay/certs HOST` make them), \
+                "without TLS it must be a loopback address, such as 127.0.0.1: set tls to a directory \
+                 (`mainstay certs init /etc/mainstay/certs` and `mainstay certs issue /etc/mainstay/certs HOST` make one), \
                  or plain_tcp = true if everyone who reaches it may read",
             );
         }
@@ -245,19 +229,12 @@ impl Config {
         let keys = &self.checkpoint;
         wrong.must(is_absolute(&keys.store), "checkpoint.store", "it must be an absolute path");
         wrong.must(is_absolute(&keys.token_file), "checkpoint.token_file", "it must be an absolute path");
-        let for_tls = [
-            ("checkpoint.tls_certificate", &keys.tls_certificate),
-            ("checkpoint.tls_key", &keys.tls_key),
-            ("checkpoint.tls_authorities", &keys.tls_authorities),
-        ];
-        let is_tls = wrong.is_tls(
-            for_tls,
-            "for TLS between agents checkpoint.tls_certificate, tls_key and tls_authorities must all be set",
-        );
+        wrong.must(is_absolute(&keys.tls), "checkpoint.tls", "it must be an absolute path");
+        let is_tls = !keys.tls.as_os_str().is_empty();
         wrong.must(
             keys.listen.is_none() || is_tls || !keys.token_file.as_os_str().is_empty(),
             "checkpoint.token_file",
-            "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: no other host may read and write checkpoints",
+            "it (or checkpoint.tls) must be set where checkpoint.listen is: no other host may read and write checkpoints",
         );
         wrong.must(
             keys.peers.iter().chain(&keys.avoid).all(|peer| port_of(peer).is_some()),

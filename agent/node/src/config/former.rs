@@ -12,7 +12,7 @@ pub(super) enum Instead {
 }
 
 /// Keys that have moved: the beginning of their former names, and of their names now.
-const MOVED: [(&str, &str); 14] = [
+const MOVED: [(&str, &str); 20] = [
     ("host.limits.", "limits.host."),
     ("host.system.limits.corrected_errors", "limits.host.memory_errors.corrected_errors"),
     ("host.system.limits.redirecting_switches", "limits.host.pcie_switches.redirecting_switches"),
@@ -27,6 +27,12 @@ const MOVED: [(&str, &str); 14] = [
     ("fabric.limits.", "limits.fabric."),
     ("preflight.deep.", "limits.preflight."),
     ("preflight.gpu_memory_held", "limits.preflight.gpu_memory_held"),
+    ("tls_certificate", "tls"),
+    ("tls_key", "tls"),
+    ("tls_authorities", "tls"),
+    ("checkpoint.tls_certificate", "checkpoint.tls"),
+    ("checkpoint.tls_key", "checkpoint.tls"),
+    ("checkpoint.tls_authorities", "checkpoint.tls"),
 ];
 
 /// Keys that have become constants, and their values.

@@ -79,14 +79,10 @@ settings! {
         quota: Bytes = Bytes(64 << 30),
         /// The file with the secret that all agents of peers share; only its owner may read it.
         token_file: PathBuf = PathBuf::new(),
-        /// This agent's certificate for TLS with its peers, in PEM, with the intermediate certificates; it must name the host
-        /// in peers, by DNS name or IP address, and be valid for clients and servers. Empty: no TLS.
-        tls_certificate: PathBuf = PathBuf::new(),
-        /// The certificate's private key, in PEM without a password; only its owner may read it.
-        tls_key: PathBuf = PathBuf::new(),
-        /// CA certificates, in PEM, one of which must have signed a peer's certificate: anyone with such a certificate may read
-        /// and write checkpoints.
-        tls_authorities: PathBuf = PathBuf::new(),
+        /// The directory for TLS with the peers, with the same files as in the key tls. The certificate must name the host in
+        /// peers, by DNS name or IP address, and be valid for clients and servers. Anyone with a certificate of ca.crt may read and
+        /// write checkpoints. Empty: no TLS.
+        tls: PathBuf = PathBuf::new(),
         /// Bytes per second for all replicas that this host sends; 0B: no limit. Restores are not limited.
         rate_limit: Bytes = Bytes(1 << 30),
         /// Percent of a job's time that replication may cost, measured by the job's step times with and without it; replication

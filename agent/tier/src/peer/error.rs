@@ -21,20 +21,16 @@ pub enum PeerError {
     #[error("{peer} takes our token but cannot show that it knows it: it is not one of our agents")]
     Impostor { peer: String },
     #[error(
-        "{peer} does not use TLS and this agent does: checkpoint.tls_certificate, tls_key and tls_authorities must be set on all hosts or on none"
+        "{peer} does not use TLS and this agent does: checkpoint.tls must be set on all hosts or on none"
     )]
     SpeaksPlainly { peer: String },
-    #[error(
-        "{peer} uses TLS and this agent does not: set checkpoint.tls_certificate, tls_key and tls_authorities here as well"
-    )]
+    #[error("{peer} uses TLS and this agent does not: set checkpoint.tls here as well")]
     SpeaksTls { peer: String },
     #[error(
-        "the certificate of {peer} is not accepted: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
+        "the certificate of {peer} is not accepted: {why} (ca.crt of checkpoint.tls here, tls.crt there)"
     )]
     BadCertificate { peer: String, why: String },
-    #[error(
-        "{peer} refused our certificate: {why} (checkpoint.tls_certificate here, checkpoint.tls_authorities there)"
-    )]
+    #[error("{peer} refused our certificate: {why} (tls.crt of checkpoint.tls here, ca.crt there)")]
     CertificateRefused { peer: String, why: String },
     #[error("TLS with {peer}: {why}")]
     Tls { peer: String, why: String },

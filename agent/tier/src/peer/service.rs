@@ -716,7 +716,7 @@ impl Service {
             None => Ok(count),
             Some(peer) => Err(PeerError::Local(format!(
                 "{count} copies of step {} were deleted, and those at {peer} stay: another host has put them there, and agents without \
-                 TLS delete a replica only for that host. Run `mainstay ckpt rm` on it, or give the agents certificates (`checkpoint.tls_certificate`)",
+                 TLS delete a replica only for that host. Run `mainstay ckpt rm` on it, or give the agents certificates (`checkpoint.tls`)",
                 key.step
             ))),
         }

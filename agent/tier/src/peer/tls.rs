@@ -40,15 +40,14 @@ pub struct TlsFiles {
     pub authorities: PathBuf,
 }
 
-/// One of the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TlsPart {
-    /// The certificate.
-    Certificate,
-    /// The private key.
-    Key,
-    /// The authorities.
-    Authorities,
+impl TlsFiles {
+    /// The files of a directory, by the names that Kubernetes and cert-manager give them.
+    #[must_use]
+    pub fn of(directory: &Path) -> TlsFiles {
+        let [certificate, key, authorities] =
+            ["tls.crt", "tls.key", "ca.crt"].map(|name| directory.join(name));
+        TlsFiles { certificate, key, authorities }
+    }
 }
 
 /// The certificates cannot be used.
@@ -56,8 +55,6 @@ pub enum TlsPart {
 #[error("{}: {why}", path.display())]
 pub struct TlsError {
     /// The invalid file.
-    pub part: TlsPart,
-    /// Its path.
     pub path: PathBuf,
     /// The problem.
     pub why: String,
@@ -168,12 +165,10 @@ impl Tls {
 impl TlsConfigs {
     fn read(files: &TlsFiles) -> Result<TlsConfigs, TlsError> {
         let provider = Arc::new(ring::default_provider());
-        let chain = certificates(TlsPart::Certificate, &files.certificate)?;
+        let chain = certificates(&files.certificate)?;
         let mut trusted = RootCertStore::empty();
-        for authority in certificates(TlsPart::Authorities, &files.authorities)? {
-            trusted
-                .add(authority)
-                .map_err(|error| tls_error(TlsPart::Authorities, &files.authorities, error))?;
+        for authority in certificates(&files.authorities)? {
+            trusted.add(authority).map_err(|error| tls_error(&files.authorities, error))?;
         }
         let trusted = Arc::new(trusted);
         let unfit = |error: rustls::Error| configuration_error(files, &error);
@@ -185,7 +180,7 @@ impl TlsConfigs {
             .map_err(unfit)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(trusted, Arc::clone(&provider))
             .build()
-            .map_err(|error| tls_error(TlsPart::Authorities, &files.authorities, error))?;
+            .map_err(|error| tls_error(&files.authorities, error))?;
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(unfit)?
@@ -199,8 +194,8 @@ impl TlsConfigs {
     }
 }
 
-fn tls_error(part: TlsPart, path: &Path, why: impl fmt::Display) -> TlsError {
-    TlsError { part, path: path.to_owned(), why: why.to_string() }
+fn tls_error(path: &Path, why: impl fmt::Display) -> TlsError {
+    TlsError { path: path.to_owned(), why: why.to_string() }
 }
 
 /// Error if certificate and key are read but do not match.
@@ -208,26 +203,26 @@ fn configuration_error(files: &TlsFiles, error: &rustls::Error) -> TlsError {
     match error {
         rustls::Error::InconsistentKeys(_) => {
             let why = format!("it is not the key of the certificate in {}", files.certificate.display());
-            tls_error(TlsPart::Key, &files.key, why)
+            tls_error(&files.key, why)
         }
-        rustls::Error::InvalidCertificate(_) => tls_error(TlsPart::Certificate, &files.certificate, error),
-        _ => tls_error(TlsPart::Key, &files.key, error),
+        rustls::Error::InvalidCertificate(_) => tls_error(&files.certificate, error),
+        _ => tls_error(&files.key, error),
     }
 }
 
-fn certificates(part: TlsPart, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(part, path, error))?;
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(path, error))?;
     let read: Result<Vec<_>, _> = read.collect();
     let found =
-        read.map_err(|error| tls_error(part, path, format!("{error}; it must hold certificates in PEM")))?;
+        read.map_err(|error| tls_error(path, format!("{error}; it must hold certificates in PEM")))?;
     if found.is_empty() {
-        return Err(tls_error(part, path, "there is no certificate in it; it must hold certificates in PEM"));
+        return Err(tls_error(path, "there is no certificate in it; it must hold certificates in PEM"));
     }
     Ok(found)
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let invalid = |why: String| tls_error(TlsPart::Key, path, why);
+    let invalid = |why: String| tls_error(path, why);
     let mode = fs::metadata(path).map_err(|error| invalid(error.to_string()))?.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(invalid(format!("it may be read by others (mode {mode:o}): make it 0600")));

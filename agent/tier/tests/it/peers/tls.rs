@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use mainstay_tier::peer::Service;
 use mainstay_tier::peer::credentials::Credentials;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::tls::{Tls, TlsFiles, TlsPart};
+use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::wire::{Timeouts, Wire};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -137,9 +137,9 @@ fn a_certificate_of_another_authority_is_refused_and_both_sides_report_it() {
     let stranger = others.pass(&address(), &ours);
     let (there, here) = refused(|at| ours.pass(at, &ours), &stranger);
     assert!(matches!(there, PeerError::CertificateRefused { .. }), "{there}");
-    assert!(there.to_string().contains("checkpoint.tls_certificate here"), "{there}");
+    assert!(there.to_string().contains("tls.crt of checkpoint.tls here"), "{there}");
     assert!(matches!(here, PeerError::BadCertificate { .. }), "{here}");
-    assert!(here.to_string().contains("checkpoint.tls_authorities here"), "{here}");
+    assert!(here.to_string().contains("ca.crt of checkpoint.tls here"), "{here}");
     // A server with a certificate of another authority, and one with the certificate of another host.
     let friend = ours.pass(&address(), &ours);
     let (there, _) = refused(|at| others.pass(at, &ours), &friend);
@@ -210,7 +210,7 @@ fn if_only_one_of_two_uses_tls_both_errors_explain_what_to_do() {
     let secure = ours.pass(&address(), &ours);
     let (there, here) = refused(|at| ours.pass(at, &ours), &pass());
     assert!(matches!(there, PeerError::SpeaksTls { .. }), "{there}");
-    assert!(there.to_string().contains("set checkpoint.tls_certificate"), "{there}");
+    assert!(there.to_string().contains("set checkpoint.tls here"), "{there}");
     assert!(matches!(here, PeerError::SpeaksPlainly { .. }), "{here}");
     let (there, here) = refused(|_| pass(), &secure);
     assert!(matches!(there, PeerError::SpeaksPlainly { .. }), "{there}");
@@ -260,40 +260,22 @@ fn unusable_files_are_named() {
         let home = TempDir::new().unwrap();
         let files = ours.files(home.path(), "127.0.0.1:1", &ours);
         spoil(&files);
-        Tls::read(files).map(drop).map_err(|error| (error.part, error.to_string()))
+        Tls::read(files).map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(spoilt(&|_| {}), Ok(()));
-    let expect = |spoil: &dyn Fn(&TlsFiles), part: TlsPart, words: [&str; 2]| {
-        let (found, text) = spoilt(spoil).unwrap_err();
-        assert_eq!(found, part, "{text}");
+    let expect = |spoil: &dyn Fn(&TlsFiles), words: [&str; 2]| {
+        let text = spoilt(spoil).unwrap_err();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     };
-    expect(
-        &|files| fs::remove_file(&files.certificate).unwrap(),
-        TlsPart::Certificate,
-        ["agent.pem", "No such file"],
-    );
-    expect(
-        &|files| fs::write(&files.certificate, "no PEM").unwrap(),
-        TlsPart::Certificate,
-        ["agent.pem", "in PEM"],
-    );
-    expect(
-        &|files| fs::write(&files.authorities, "").unwrap(),
-        TlsPart::Authorities,
-        ["authorities.pem", "in PEM"],
-    );
-    expect(
-        &|files| fs::write(&files.key, "no PEM").unwrap(),
-        TlsPart::Key,
-        ["agent.key", "private key in PEM"],
-    );
+    expect(&|files| fs::remove_file(&files.certificate).unwrap(), ["agent.pem", "No such file"]);
+    expect(&|files| fs::write(&files.certificate, "no PEM").unwrap(), ["agent.pem", "in PEM"]);
+    expect(&|files| fs::write(&files.authorities, "").unwrap(), ["authorities.pem", "in PEM"]);
+    expect(&|files| fs::write(&files.key, "no PEM").unwrap(), ["agent.key", "private key in PEM"]);
     let another = KeyPair::generate().unwrap().serialize_pem();
     expect(
         &|files| fs::write(&files.key, &another).unwrap(),
-        TlsPart::Key,
         ["agent.key", "not the key of the certificate"],
     );
     let open = |files: &TlsFiles| fs::set_permissions(&files.key, fs::Permissions::from_mode(0o644)).unwrap();
-    expect(&open, TlsPart::Key, ["agent.key", "0600"]);
+    expect(&open, ["agent.key", "0600"]);
 }
