@@ -3,6 +3,7 @@
 
 mod agent;
 mod attribute;
+mod chaos;
 mod checkpoint;
 mod detect;
 mod events;
@@ -50,7 +51,7 @@ pub struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
     /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`, jobs
-    /// for `judge`.
+    /// for `judge`, minutes for `chaos`.
     #[arg(long)]
     samples: Option<usize>,
     /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
@@ -102,6 +103,8 @@ enum Name {
     InProcess,
     /// Real jobs with random, nested faults: what went wrong.
     Soak,
+    /// Faults of all kinds on three hosts, for half an hour (`--samples` minutes): what went wrong.
+    Chaos,
     /// Useful work per time, with a SIGKILL every 20 s.
     Goodput,
     /// The cost of a save for training, and how soon a state is loaded: as ratios to one memcpy of the same
@@ -153,7 +156,7 @@ impl Name {
     }
 
     fn has_peers(self) -> bool {
-        let without = [Name::Large, Name::FirstRestart, Name::Training, Name::Soak];
+        let without = [Name::Large, Name::FirstRestart, Name::Training, Name::Soak, Name::Chaos];
         self == Name::Replicate || self.needs_ranks() && !without.contains(&self)
     }
 
@@ -176,6 +179,7 @@ impl Name {
             Name::Hosts => &[hosts::measure],
             Name::InProcess => &[in_process::measure],
             Name::Soak => &[soak::measure],
+            Name::Chaos => &[chaos::measure],
             Name::Goodput => &[goodput::measure],
             Name::Checkpoint => &[checkpoint::measure, training::measure_beside],
             Name::Training => &[training::measure],

@@ -21,7 +21,7 @@ pub fn measure(bench: &mut Bench, bed: &Bed) {
 
 fn soak(bed: &Bed, faults: usize) -> Result<Vec<Figure>> {
     let path = paths::fresh(paths::target().join("bench/soak"))?.join("counts.json");
-    let mut cargo = command::cargo("test --quiet -p mainstay-tests --test soak -- --nocapture");
+    let mut cargo = command::cargo("test --quiet -p mainstay-tests --test it soak:: -- --nocapture");
     cargo.env("MAINSTAY_BIN", paths::release_mainstay()).env("MAINSTAY_TEST_PYTHON", bed.venv.python());
     cargo.env("MAINSTAY_SOAK_FAULTS", faults.to_string()).env("MAINSTAY_SOAK_REPORT", &path);
     command::run(&mut cargo)?;

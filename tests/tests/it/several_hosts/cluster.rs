@@ -38,7 +38,15 @@ impl Cluster {
 
     /// Hosts with a network namespace each; the first ones run etcd.
     pub fn with_etcd_on(first: usize, hosts: usize) -> Cluster {
-        let network = Network::new(hosts);
+        Cluster::with_etcd(first, hosts, Network::new(hosts))
+    }
+
+    /// The same with links that can be made slow and lossy.
+    pub fn with_links_and_etcd_on(first: usize, hosts: usize) -> Cluster {
+        Cluster::with_etcd(first, hosts, Network::with_links(hosts))
+    }
+
+    fn with_etcd(first: usize, hosts: usize, network: Network) -> Cluster {
         let endpoints: Vec<String> =
             (0..first).map(|host| format!("{}:29400", network.address(host))).collect();
         let meets = Some(format!("--rdzv-endpoint {}", endpoints.join(",")));

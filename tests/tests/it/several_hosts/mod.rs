@@ -3,6 +3,7 @@
 
 mod agents;
 mod bad_links;
+mod chaos;
 mod checkpoints;
 mod cluster;
 mod etcd;
