@@ -14,7 +14,6 @@ use mainstay_proto::v1::{
 use mainstay_view::convert::event::{self as convert, passes};
 use mainstay_view::incident_report::{self, Options};
 use prost::Message;
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
@@ -77,7 +76,8 @@ impl EventService for Events {
             let view = snapshots.view();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                let event = visible_event(entry, owners.may_read(reader, entry, &view), reader);
+                let with_texts = owners.may_read(reader, entry, &view);
+                let event = self.0.visible_event(entry, with_texts, reader);
                 if passes(&event, &filter) {
                     bytes += event.encoded_len();
                     answer.events.push(event);
@@ -126,13 +126,12 @@ impl EventService for Events {
         let reader = self.0.readers.reader(&request);
         let source = Source::from_connection(request.extensions());
         let request = request.into_inner();
-        let snapshots = self.0.snapshots.clone();
-        let cursor = request.after_cursor.unwrap_or_else(|| snapshots.newest());
-        not_ahead(&snapshots, cursor)?;
+        let side = self.0.clone();
+        let cursor = request.after_cursor.unwrap_or_else(|| side.snapshots.newest());
+        not_ahead(&side.snapshots, cursor)?;
         let filter = request.filter.unwrap_or_default();
-        let (stop, bounds) = (self.0.stop.clone(), self.0.bounds.clone());
         Ok(Response::new(answer_to_the_end(move |caller| {
-            watch(snapshots, cursor, (filter, reader), (bounds, source), stop, caller)
+            watch(side, cursor, (filter, reader), source, caller)
         })))
     }
 }
@@ -210,7 +209,7 @@ pub(super) async fn one(
     let entry = entry.ok_or_else(|| Status::not_found(format!("the journal has no event {cursor}")))?;
     // The user of a job whose start was not read is unknown.
     let with_texts = Owners::default().may_read(reader, &entry, &read.snapshots.view());
-    let event = visible_event(&entry, with_texts, reader);
+    let event = read.visible_event(&entry, with_texts, reader);
     Ok((entry, event))
 }
 
@@ -226,27 +225,30 @@ fn has_gap(read: &JournalPage) -> bool {
     read.gap.is_some() || read.skipped > 0
 }
 
-/// An entry with the fields that the caller may read.
-fn visible_event(entry: &Entry, with_texts: bool, reader: Reader) -> Event {
-    match reader {
-        _ if !with_texts => convert::without_texts(entry),
-        // What cannot be masked is withheld.
-        Reader::Masked => {
-            masked(entry).map_or_else(|_| convert::without_texts(entry), |entry| convert::event(&entry))
-        }
-        _ => convert::event(entry),
+impl ReadSide {
+    /// An entry with the fields that the caller may read.
+    fn visible_event(&self, entry: &Entry, with_texts: bool, reader: Reader) -> Event {
+        let event = match reader {
+            _ if !with_texts => convert::without_texts(entry),
+            // What cannot be masked is withheld.
+            Reader::Masked => {
+                masked(entry).map_or_else(|_| convert::without_texts(entry), |entry| convert::event(&entry))
+            }
+            _ => convert::event(entry),
+        };
+        Event { host: self.about.hostname.clone(), ..event }
     }
 }
 
 /// Sends everything up to the stop: how a job ended is the last entry of its launcher.
 async fn watch(
-    mut snapshots: StateReader,
+    side: ReadSide,
     mut cursor: u64,
     (filter, reader): (EventFilter, Reader),
-    (bounds, source): (Bounds, Source),
-    stop: CancellationToken,
+    source: Source,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
+    let (mut snapshots, bounds) = (side.snapshots.clone(), &side.bounds);
     let mut owners = Owners::default();
     'reading: loop {
         if let Err(left) = caller.ready().await {
@@ -254,7 +256,7 @@ async fn watch(
         }
         let share = bounds.unread.take(source, CHUNK_HELD).await;
         let newest = snapshots.newest();
-        let read = match read(&bounds, source, &snapshots, cursor).await {
+        let read = match read(bounds, source, &snapshots, cursor).await {
             Ok(read) => read,
             Err(status) => return status.into(),
         };
@@ -266,7 +268,7 @@ async fn watch(
         let view = snapshots.view();
         let gap = gap(&read).map(|gap| (gap.last_missing, Item::Gap(gap)));
         let events = read.entries.into_iter().filter_map(|entry| {
-            let event = visible_event(&entry, owners.may_read(reader, &entry, &view), reader);
+            let event = side.visible_event(&entry, owners.may_read(reader, &entry, &view), reader);
             passes(&event, &filter).then_some((entry.seq, Item::Event(event)))
         });
         for (number, item) in gap.into_iter().chain(events) {
@@ -286,7 +288,7 @@ async fn watch(
                     return End::snapshots_gone();
                 }
             }
-            () = stop.cancelled() => return End::stopping(),
+            () = side.stop.cancelled() => return End::stopping(),
         }
     }
 }

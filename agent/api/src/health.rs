@@ -8,22 +8,23 @@ use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
     ListDevicesResponse, ListJobsRequest, ListJobsResponse, RunPreflightRequest, RunPreflightResponse,
-    Server, WatchNodeRequest, WatchNodeResponse,
+    Server, TakeStacksRequest, TakeStacksResponse, WatchNodeRequest, WatchNodeResponse,
 };
 use mainstay_view::convert::device::device;
 use mainstay_view::convert::health as from_view;
 use mainstay_view::node::{JobView, NodeView};
 use tonic::{Request, Response, Status};
 
-use super::ReadSide;
 use super::bounds;
 use super::convert;
+use super::leader::{OfLeader, is_led_elsewhere};
 use super::preflight::{self, PreflightPlan};
 use super::readers::Reader;
 use super::replicas::Replicas;
 use super::saving;
 use super::shares::Source;
 use super::stream::{Answers, Caller, End, answer};
+use super::{Mode, ReadSide};
 
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,7 +50,8 @@ impl HealthService for Health {
         let view = self.0.snapshots.view();
         let bytes = bytes_of(view.jobs.values());
         let share = self.0.bounds.answer(Source::from_connection(request.extensions()), bytes).await?;
-        let jobs = self.0.jobs(&view, (self.0.clock)(), reader);
+        let leading = self.0.of_leader(view.jobs.values()).await;
+        let jobs = self.0.jobs(&view, leading.as_ref(), (self.0.clock)(), reader);
         Ok(bounds::holding(ListJobsResponse { jobs }, share, bytes))
     }
 
@@ -64,8 +66,9 @@ impl HealthService for Health {
         };
         let bytes = bytes_of([job]);
         let share = self.0.bounds.answer(source, bytes).await?;
-        let now = (self.0.clock)();
-        let job = self.0.job(job, now, &Replicas::from_service(self.0.checkpoints.as_deref()), reader);
+        let leading = self.0.of_leader([job]).await;
+        let replicas = Replicas::from_service(self.0.checkpoints.as_deref());
+        let job = self.0.job(job, leading.as_ref(), (self.0.clock)(), &replicas, reader);
         Ok(bounds::holding(GetJobResponse { job: Some(job) }, share, bytes))
     }
 
@@ -92,6 +95,26 @@ impl HealthService for Health {
         Ok(Response::new(answer(stop, move |caller| watch(read, interval, (reader, source), caller))))
     }
 
+    async fn take_stacks(
+        &self,
+        request: Request<TakeStacksRequest>,
+    ) -> Result<Response<TakeStacksResponse>, Status> {
+        if self.0.about.mode == Mode::Agent {
+            return Err(Status::unimplemented("ask the launcher of the job"));
+        }
+        if self.0.readers.reader(&request) == Reader::Stranger {
+            return Err(Status::permission_denied("stacks are for the job's user"));
+        }
+        // One caller at a time: others wait for their turn.
+        let _turn = self.0.bounds.whole_reads.take(Source::from_connection(request.extensions()), 1).await;
+        let TakeStacksRequest { native, elsewhere } = request.into_inner();
+        let hosts = match elsewhere {
+            true => self.0.stacks_elsewhere(native).await?,
+            false => self.0.stacks_here(native).await?.into_iter().collect(),
+        };
+        Ok(Response::new(TakeStacksResponse { hosts }))
+    }
+
     type RunPreflightStream = Answers<RunPreflightResponse>;
 
     async fn run_preflight(
@@ -115,12 +138,13 @@ async fn watch(
     let mut snapshots = read.snapshots.clone();
     loop {
         let share = read.bounds.unread.take(source, bytes_of(snapshots.view().jobs.values())).await;
+        let leading = read.of_leader(snapshots.view().jobs.values()).await;
         let now = (read.clock)();
         let view = snapshots.view();
         let message = WatchNodeResponse {
             node: Some(from_view::node(&view, now)),
             server: Some(read.server(now)),
-            jobs: read.jobs(&view, now, reader),
+            jobs: read.jobs(&view, leading.as_ref(), now, reader),
         };
         drop(view);
         if let Err(left) = caller.send(message).await {
@@ -143,10 +167,20 @@ impl ReadSide {
         convert::server(&self.about, self.snapshots.journal_error().as_deref(), now)
     }
 
-    fn job(&self, job: &JobView, now: Stamp, replicas: &Replicas, reader: Reader) -> Job {
+    fn job(
+        &self,
+        job: &JobView,
+        leading: Option<&OfLeader>,
+        now: Stamp,
+        replicas: &Replicas,
+        reader: Reader,
+    ) -> Job {
         let tiers = saving::by_tier(job, self.checkpoints.as_deref());
         let mut reported = from_view::job(job, now, self.pace.steps_per_second(&job.id, now.mono), &tiers);
         replicas.add_to(&mut reported);
+        if let Some(leading) = leading.filter(|_| is_led_elsewhere(job)) {
+            leading.complete(&mut reported);
+        }
         if !reader.may_read(Some(job.spec.uid)) {
             from_view::withhold_texts(&mut reported);
         } else if reader == Reader::Masked {
@@ -155,9 +189,9 @@ impl ReadSide {
         reported
     }
 
-    fn jobs(&self, view: &NodeView, now: Stamp, reader: Reader) -> Vec<Job> {
+    fn jobs(&self, view: &NodeView, leading: Option<&OfLeader>, now: Stamp, reader: Reader) -> Vec<Job> {
         let replicas = Replicas::from_service(self.checkpoints.as_deref());
-        view.jobs.values().map(|job| self.job(job, now, &replicas, reader)).collect()
+        view.jobs.values().map(|job| self.job(job, leading, now, &replicas, reader)).collect()
     }
 }
 

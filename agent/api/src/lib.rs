@@ -20,6 +20,7 @@ pub mod handover;
 mod health;
 mod http;
 mod json;
+mod leader;
 mod listen;
 mod local_only;
 pub mod metrics;
@@ -36,6 +37,7 @@ pub mod roles;
 mod run_directories;
 mod saving;
 mod shares;
+pub mod stacks;
 mod stream;
 mod tcp_connections;
 mod watching;
@@ -55,6 +57,8 @@ use mainstay_proto::{FILE_DESCRIPTOR_SET, grpc_health_v1::health_server::HealthS
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -63,8 +67,10 @@ pub use preflight::DeepChecks;
 
 use bounds::Bounds;
 use encrypted::Encrypting;
+use leader::Leader;
 use mainstay_journal::state::StateReader;
 use mainstay_node::Input;
+use mainstay_launcher::group::streams::api::OtherHosts;
 use mainstay_tier::peer::tls::Tls;
 use pace::Pace;
 use readers::Readers;
@@ -120,6 +126,8 @@ pub struct Listeners {
     pub grpc: Option<TcpListener>,
     /// HTTP alone: for people, scripts, Prometheus and probes.
     pub http: Option<TcpListener>,
+    /// The other launchers of the job: they read here, and the one that leads is read for callers.
+    pub hosts: Option<OtherHosts>,
     /// Mutual TLS on both. Without it there is no authentication.
     pub tls: Option<Tls>,
     /// Active probes for callers on the Unix socket; without it no probes are run.
@@ -163,6 +171,8 @@ struct ReadSide {
     checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     readers: Readers,
     catalog: Option<Arc<Catalog>>,
+    /// The launchers of the job on other hosts.
+    leader: Option<Leader>,
     /// What the callers of this listener may hold.
     bounds: Bounds,
     /// Cancelled when nothing publishes snapshots any longer.
@@ -183,6 +193,7 @@ pub async fn serve(
     local: Routes,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
+    let (callers, leader) = listeners.hosts.map(|hosts| (hosts.callers, Leader::new(hosts.known))).unzip();
     let read = ReadSide {
         snapshots,
         about: Arc::new(about),
@@ -192,6 +203,7 @@ pub async fn serve(
         checkpoints: listeners.checkpoints,
         readers: listeners.readers,
         catalog: listeners.catalog,
+        leader,
         bounds: Bounds::default(),
         snapshots_gone: CancellationToken::new(),
         stop: stop.clone(),
@@ -228,6 +240,19 @@ pub async fn serve(
             let incoming = listen::incoming(listener, tls, stop.clone());
             ended("HTTP", grpc(routes, bounds, incoming, stop).await)
         });
+    }
+    if let Some(callers) = callers {
+        let bounds = Bounds::default();
+        // They know the job's token, and are no users of this host: they read as callers over the network do, and each
+        // answers for itself only.
+        let readers = Readers::Everyone;
+        let of_hosts = ReadSide { readers, leader: None, bounds: bounds.clone(), ..read.clone() };
+        let routes = routes(&of_hosts, Routes::default())?;
+        let stop = stop.clone();
+        // The group may end before the API does.
+        let incoming = ReceiverStream::new(callers).map(Ok).chain(tokio_stream::pending());
+        servers
+            .spawn(async move { ended("the job's other hosts", grpc(routes, bounds, incoming, stop).await) });
     }
     let pace = tokio::spawn(pace::follow(read));
 

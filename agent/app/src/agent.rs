@@ -250,6 +250,7 @@ async fn listen(config: &Config, users: &Arc<Users>) -> anyhow::Result<Listeners
         unix: Some(unix.of_users(users)),
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
+        hosts: None,
         tls,
         deep: Some(active_probes(config)),
         checkpoints: None,

@@ -42,6 +42,7 @@ use mainstay_launcher::checkpoints::sealing::Sealing;
 use mainstay_launcher::group::meeting::{self, Attendance, MeetingResult};
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::JoinOutcome;
+use mainstay_launcher::group::streams::{self, api::OtherHosts};
 use mainstay_launcher::order::Ordered;
 use mainstay_launcher::output::{LineStyle, Terminal};
 use mainstay_launcher::paths::{self, LaunchPaths};
@@ -182,6 +183,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let listening = plan.hosts.as_ref().filter(|_| with_memory).and_then(|_| Listening::new());
     let replicas_port = listening.as_ref().and_then(Listening::port);
     let (mut place, hand_back): (Option<Attendance>, _) = (None, plan.settings.policy.hand_back_exit);
+    let mut other_hosts = None;
     let (rank_spec, together) = match plan.hosts {
         None => (rank_spec, None),
         Some(hosts) => {
@@ -205,8 +207,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
             };
             warn_if_files_are_few(limits::open_more_files(), hosts.hosts.1, &print);
             let returns = hosts.returning;
-            let joining =
-                come_together(hosts, rank_spec, &plan.settings, replicas_port, &mut signals, &terminal);
+            let (api_links, others) = streams::api::links();
+            other_hosts = Some(others);
+            let of_host = (replicas_port, api_links);
+            let joining = come_together(hosts, rank_spec, &plan.settings, of_host, &mut signals, &terminal);
             let given_up = async {
                 match &place {
                     Some(place) => place.is_given_up().await,
@@ -292,7 +296,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
     let stop = CancellationToken::new();
     let (order_sender, orders) = mpsc::channel(16);
     let http = http_listener(plan.http.as_deref(), &terminal).await;
-    let served = serve(&launch_paths, &snapshots, &terminal, (order_sender, http), stop.clone());
+    let to_api = (order_sender, http, other_hosts);
+    let served = serve(&launch_paths, &snapshots, &terminal, to_api, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let pool = rank_spec.checkpoint_pool.as_deref();
@@ -408,7 +413,7 @@ fn serve(
     launch_paths: &LaunchPaths,
     snapshots: &StateWriter,
     terminal: &Terminal,
-    (orders, http): (mpsc::Sender<Ordered>, Option<TcpListener>),
+    (orders, http, hosts): (mpsc::Sender<Ordered>, Option<TcpListener>, Option<OtherHosts>),
     stop: CancellationToken,
 ) -> Option<JoinHandle<()>> {
     let unix = launch_paths.runtime_dir.as_ref().ok().and_then(|directory| {
@@ -416,10 +421,10 @@ fn serve(
             .map_err(|error| terminal.print(format!("{error}; `mainstay status` will not find this job")))
             .ok()
     });
-    if unix.is_none() && http.is_none() {
+    if unix.is_none() && http.is_none() && hosts.is_none() {
         return None;
     }
-    let listeners = Listeners { unix, http, readers: Readers::OfSocket, ..Listeners::default() };
+    let listeners = Listeners { unix, http, hosts, readers: Readers::OfSocket, ..Listeners::default() };
     let about = about(Mode::Launcher);
     let routes = Routes::new(JobOrderServiceServer::new(Orders::new(orders)));
     let reader = snapshots.reader();

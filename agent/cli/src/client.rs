@@ -20,12 +20,12 @@ use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
     AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainRequest,
-    GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
+    GetNodeRequest, HostStacks, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
     ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
     PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest, RestoreCheckpointRequest,
     RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest,
-    StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest,
-    WatchEventsResponse,
+    StopJobRequest, TakeStacksRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
+    WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -39,6 +39,8 @@ use mainstay_tier::peer::tls::{Tls, TlsFiles};
 
 /// How long a server may take before the user is informed that it does not answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
+/// How long a launcher may take to get the stacks of other hosts.
+const STACKS_WITHIN: Duration = Duration::from_secs(10);
 /// A list of events with long tracebacks exceeds gRPC's default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
@@ -230,6 +232,15 @@ impl Client {
     /// The devices, within the deadline.
     pub(super) async fn devices(&self) -> Result<ListDevicesResponse, AskError> {
         self.in_time(self.health().list_devices(ListDevicesRequest {})).await
+    }
+
+    /// The stacks of the ranks on the other hosts of a launcher's job. Waits as long as they may take.
+    pub(super) async fn stacks_elsewhere(&self, native: bool) -> Result<Vec<HostStacks>, AskError> {
+        let request = TakeStacksRequest { native, elsewhere: true };
+        match tokio::time::timeout(STACKS_WITHIN, self.answer(self.health().take_stacks(request))).await {
+            Ok(answer) => Ok(answer?.hosts),
+            Err(_) => Err(AskError::Silent(self.socket.clone())),
+        }
     }
 
     /// Acknowledges the fault of a component, within the deadline.

@@ -103,6 +103,9 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
         restarts => format!("restart {restarts} of {}", job.max_restarts),
     };
     let mut text = format!("job {}  {run}\n", paint.bold(&clean(&job.id)));
+    if !job.incomplete.is_empty() {
+        let _ = writeln!(text, "{}", paint.warning(&clean(&job.incomplete)));
+    }
     if let Some(hang) = &job.hang {
         let _ = writeln!(text, "{}", paint.bad(&clean(&hang.headline)));
     }

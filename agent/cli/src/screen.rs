@@ -237,6 +237,12 @@ pub(super) fn details(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: 
     if let Some(advised) = job.saving.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  saving:       {}", saving(advised)));
     }
+    if !job.leading_host.is_empty() && !is_over(job) {
+        line(screen, &format!("  led by host:  {}", clean(&job.leading_host)));
+    }
+    if !job.incomplete.is_empty() && !is_over(job) {
+        line(screen, &format!("  {}", paint.warning(&clean(&job.incomplete))));
+    }
     if !job.waits_as_spare.is_empty() && !is_over(job) {
         line(screen, &format!("  {}", clean(&job.waits_as_spare)));
     }

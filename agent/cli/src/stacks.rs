@@ -1,24 +1,24 @@
 //! `mainstay stacks`: what the ranks of a job are doing now.
 
-use std::collections::BTreeMap;
 use std::iter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use mainstay_api::stacks::RanksByHost;
 use mainstay_hang::{PlaceGroup, listed};
-use mainstay_model::id::{Pid, Rank};
-use mainstay_proto::v1::{self, Job, RankPhase};
+use mainstay_model::id::Rank;
+use mainstay_proto::v1::{HostStacks, Job, ServerMode};
 use serde_json::Value;
 
-use super::answer::is_over;
+use super::answer::{ServerReply, is_over};
+use super::client::Client;
 use super::exit;
 use super::find::{Ask, JobName, find};
 use super::output::{self, Paint, clean};
 use super::status::{ask_all, reported_once};
-use mainstay_sensors::source::evidence::{self, Frames, Subject};
-use mainstay_sys::processes;
+use mainstay_sensors::source::evidence::{self, CollectedEvidence, Frames};
 
 /// Time limit.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,8 +30,8 @@ const MAX_THREADS: usize = 8;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Python stacks come from py-spy if it is installed. Else ranks that have a handler for SIGSTKFLT are sent
-that signal and write theirs; training continues. The API names the ranks, and /proc is read: run the
-command on their host, as their user or as root.
+that signal and write theirs; training continues. /proc is read as the user of the command: the job's
+user, or root. The job's launcher gets the stacks of the ranks on other hosts from their launchers.
 
 Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
 )]
@@ -47,6 +47,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = ask_all(find(args.ask.socket.as_deref()).places).await;
+    let launchers = launchers(&answers);
     reported_once(&mut answers);
     let snapshots = answers.into_iter().filter_map(|answer| answer.result.ok());
     let jobs = snapshots.flat_map(|snapshot| {
@@ -60,8 +61,10 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::UNKNOWN));
         }
     };
+    let launcher = launchers.into_iter().find(|(of, _)| *of == job.id).map(|(_, socket)| socket);
+    let elsewhere = elsewhere(&job, &host, launcher.as_deref(), args.native).await;
     let frames = if args.native { Frames::Native } else { Frames::Python };
-    let taken = take(&host, &job, frames, &mut |note| output::note(&note))?;
+    let taken = take(&host, &job, frames, elsewhere, &mut |note| output::note(&note))?;
     if let Some(form) = args.ask.form.structured() {
         output::print(&form.document(taken.whole))?;
     } else {
@@ -73,30 +76,65 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// The stacks of a job's ranks on this host, as text, with notes about the ranks without. Takes up to 5 s.
 pub(super) fn text(host: &str, job: &Job) -> anyhow::Result<String> {
     let mut notes = String::new();
-    let taken = take(host, job, Frames::Python, &mut |note| notes.push_str(&format!("{note}\n")))?;
+    let note = &mut |note| notes.push_str(&format!("{note}\n"));
+    let taken = take(host, job, Frames::Python, Vec::new(), note)?;
     Ok(notes + &shown(&taken, Paint::plain()))
+}
+
+/// The sockets of launchers, with their jobs.
+fn launchers(answers: &[ServerReply]) -> Vec<(String, PathBuf)> {
+    let of_launcher = |answer: &ServerReply| {
+        let snapshot = answer.result.as_ref().ok().filter(|of| of.server.mode() == ServerMode::Launcher)?;
+        let of = |job: &Job| (job.id.clone(), answer.place.socket.clone());
+        Some(snapshot.jobs.iter().map(of).collect::<Vec<_>>())
+    };
+    answers.iter().filter_map(of_launcher).flatten().collect()
+}
+
+/// What the job's launcher gets from the other hosts; empty if there are none, or if it cannot be asked.
+async fn elsewhere(job: &Job, host: &str, launcher: Option<&Path>, native: bool) -> Vec<HostStacks> {
+    let Some(launcher) = launcher.filter(|_| !RanksByHost::of(job, host).elsewhere.is_empty()) else {
+        return Vec::new();
+    };
+    let asked = async { Client::connect(launcher).await?.stacks_elsewhere(native).await };
+    asked.await.unwrap_or_else(|error| {
+        output::note(&format!("the ranks of other hosts: {error}"));
+        Vec::new()
+    })
 }
 
 fn take(
     host: &str,
     job: &Job,
     frames: Frames,
+    others: Vec<HostStacks>,
     note: &mut dyn FnMut(String),
-) -> anyhow::Result<evidence::CollectedEvidence> {
-    let (here, elsewhere) = by_host(job, host);
-    for (host, ranks) in &elsewhere {
+) -> anyhow::Result<CollectedEvidence> {
+    let ranks = RanksByHost::of(job, host);
+    let (mut answered, mut of_others) = (Vec::new(), Vec::new());
+    for HostStacks { host, json, error } in others {
+        match serde_json::from_str::<CollectedEvidence>(&json) {
+            Ok(taken) => of_others.push(taken),
+            Err(_) if !error.is_empty() => note(format!("host {}: {}", clean(&host), clean(&error))),
+            // Its launcher has another version.
+            Err(_) => continue,
+        }
+        answered.push(host);
+    }
+    for (host, ranks) in ranks.elsewhere.iter().filter(|(host, _)| !answered.iter().any(|of| of == *host)) {
         let host = clean(host);
         note(format!("{} on host {host}: run `mainstay stacks` there", listed(ranks)));
     }
-    let (ours, others): (Vec<&v1::Rank>, Vec<&v1::Rank>) = here.into_iter().partition(|rank| is_itself(rank));
-    for rank in others {
+    for rank in &ranks.unknown {
         note(format!("rank {}: no process of this host with PID {} is this rank", rank.rank, rank.pid));
     }
-    let subjects = subjects(job, &ours);
-    if subjects.is_empty() {
+    let subjects = ranks.subjects(job);
+    if subjects.is_empty() && of_others.is_empty() {
         bail!("job {:?} has no living ranks on this host", job.id);
     }
-    Ok(evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT))
+    let mut taken = evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT);
+    of_others.into_iter().for_each(|other| taken.add(other));
+    Ok(taken)
 }
 
 /// The job with this name, or the only running one, with the host of the server that knows it.
@@ -115,41 +153,8 @@ fn chosen(mut running: Vec<(String, Job)>, named: Option<&str>) -> Result<(Strin
     }
 }
 
-/// The living ranks of this host, and those of other hosts: their PIDs mean nothing here.
-fn by_host<'a>(job: &'a Job, this: &str) -> (Vec<&'a v1::Rank>, BTreeMap<&'a str, Vec<Rank>>) {
-    let (mut here, mut elsewhere) = (Vec::new(), BTreeMap::<&str, Vec<Rank>>::new());
-    for rank in job.ranks.iter().filter(|rank| rank.phase() != RankPhase::Exited) {
-        match rank.host.as_deref().filter(|host| *host != this) {
-            Some(host) => elsewhere.entry(host).or_default().push(Rank(rank.rank)),
-            None => here.push(rank),
-        }
-    }
-    (here, elsewhere)
-}
-
-/// Whether the process with the PID of a rank is that rank: hosts may have the same name, and PIDs are used again.
-fn is_itself(rank: &v1::Rank) -> bool {
-    let Some(ticks) = rank.start_ticks else { return true };
-    i32::try_from(rank.pid).is_ok_and(|pid| processes::start_ticks(Pid(pid)) == Some(ticks))
-}
-
-fn subjects(job: &Job, ranks: &[&v1::Rank]) -> Vec<Subject> {
-    let attempt = Path::new(&job.run_dir).join(format!("attempt_{}", job.attempt));
-    let subject = |rank: &&v1::Rank| {
-        Some(Subject {
-            rank: Rank(rank.rank),
-            pid: Pid(i32::try_from(rank.pid).ok()?),
-            stacks: Some(attempt.join(rank.local_rank.to_string()).join("stacks.txt")),
-            step: rank.step,
-            sections: rank.sections.clone(),
-            last_steps: Vec::new(),
-        })
-    };
-    ranks.iter().filter_map(subject).collect()
-}
-
 /// The groups first, then the stack of one rank of each.
-fn shown(taken: &evidence::CollectedEvidence, paint: Paint) -> String {
+fn shown(taken: &CollectedEvidence, paint: Paint) -> String {
     let mut text = String::new();
     for group in &taken.groups {
         text.push_str(&format!("{}\n", paint.bold(&clean(&PlaceGroup::to_string(group)))));

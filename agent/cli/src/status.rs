@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use mainstay_checkpoint::owner;
 use mainstay_proto::v1::{HealthState, Job, JobPhase, ServerMode};
+use mainstay_view::convert::health::complete;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::answer::{ServerReply, is_over};
-use super::client::{AskError, Client};
+use super::client::{AskError, Client, Snapshot};
 use super::find::{AskAny, JobName, SocketAt, SocketSearch, find};
 use super::output::{self, Paint};
 use super::screen::Shown;
@@ -71,18 +72,32 @@ pub(super) async fn ask_all(places: Vec<SocketAt>) -> Vec<ServerReply> {
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// A job that both its agent and its launcher report is shown once, as the agent's.
+/// A job that both its agent and its launcher report is shown once, as the agent's. Of the ranks on other hosts only the
+/// launcher knows what they do.
 pub(super) fn reported_once(answers: &mut [ServerReply]) {
-    let by_agents: Vec<String> = answers
-        .iter()
-        .filter_map(|answer| answer.result.as_ref().ok())
+    let is_launcher = |snapshot: &Snapshot| snapshot.server.mode() == ServerMode::Launcher;
+    let (launchers, agents): (Vec<&mut Snapshot>, Vec<&mut Snapshot>) = answers
+        .iter_mut()
+        .filter_map(|answer| answer.result.as_mut().ok())
+        .partition(|snapshot| is_launcher(snapshot));
+    let mut by_agents: Vec<&mut Job> = agents
+        .into_iter()
         .filter(|snapshot| snapshot.server.mode() == ServerMode::Agent)
-        .flat_map(|snapshot| snapshot.jobs.iter().filter(|job| !is_over(job)).map(|job| job.id.clone()))
+        .flat_map(|snapshot| snapshot.jobs.iter_mut().filter(|job| !is_over(job)))
         .collect();
-    for snapshot in answers.iter_mut().filter_map(|answer| answer.result.as_mut().ok()) {
-        if snapshot.server.mode() == ServerMode::Launcher {
-            snapshot.jobs.retain(|job| !by_agents.contains(&job.id));
-        }
+    for snapshot in launchers {
+        snapshot.jobs.retain(|of_launcher| {
+            let mut same = by_agents.iter_mut().filter(|job| job.id == of_launcher.id).peekable();
+            let is_reported = same.peek().is_some();
+            same.for_each(|job| {
+                if of_launcher.ranks.iter().any(|rank| rank.host.is_some()) {
+                    complete(job, of_launcher);
+                }
+                job.leading_host.clone_from(&of_launcher.leading_host);
+                job.incomplete.clone_from(&of_launcher.incomplete);
+            });
+            !is_reported
+        });
     }
 }
 
@@ -184,7 +199,6 @@ fn answer_as_json(answer: &ServerReply) -> Value {
 mod tests {
     use mainstay_proto::v1::{Component, Node, Server};
 
-    use super::super::client::Snapshot;
     use super::*;
 
     fn answer(mode: ServerMode, state: HealthState, jobs: Vec<Job>) -> ServerReply {

@@ -119,6 +119,9 @@ pub enum Up {
         /// When it was sent, on the follower's clock.
         sent: Mono,
     },
+    /// The first message of a connection that reads the launcher's API: gRPC follows. Launchers without this message
+    /// close the connection.
+    Api,
 }
 
 /// The messages that launchers of all versions understand.
@@ -348,6 +351,7 @@ mod tests {
             Up::Join(Join { host: "a".to_owned(), ..Join::default() }),
             Up::Received { number: 5 },
             Up::Beat { sent: at },
+            Up::Api,
             Up::Seen { attempt, ranks: vec![seen] },
         ];
         for up in events.into_iter().chain(others) {

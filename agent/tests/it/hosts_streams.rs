@@ -23,7 +23,7 @@ fn token(secret: &str, encrypts: bool) -> Token {
 async fn leader(token: Token) -> (Listener, u16) {
     let bound = Bound::new().await.expect("a port");
     let port = bound.port().expect("its number");
-    (bound.listen(token), port)
+    (bound.listen(token, None), port)
 }
 
 /// A follower's first event.

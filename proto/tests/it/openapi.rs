@@ -19,7 +19,14 @@ const ANSWERS: [&str; 5] =
     ["GetNodeResponse", "ListDevicesResponse", "ListJobsResponse", "GetJobResponse", "ListEventsResponse"];
 
 /// Fields that may be absent: empty texts that JSON leaves out, and the ranks in a list of jobs.
-const ABSENT: [&str; 4] = ["Job.policy_trouble", "Job.copies_behind", "Job.waits_as_spare", "Job.ranks"];
+const ABSENT: [&str; 6] = [
+    "Job.policy_trouble",
+    "Job.copies_behind",
+    "Job.waits_as_spare",
+    "Job.leading_host",
+    "Job.incomplete",
+    "Job.ranks",
+];
 
 struct Api {
     messages: BTreeMap<String, (DescriptorProto, String)>,

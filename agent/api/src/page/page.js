@@ -144,7 +144,7 @@ at("jobs").addEventListener("click", (event) => {
 function showJob(job, now) {
   at("job").hidden = false;
   at("job-title").textContent = `Job ${job.id}`;
-  const alarms = [job.hang && job.hang.headline, ...job.findings.map((of) => of.headline), job.copies_behind];
+  const alarms = [job.hang && job.hang.headline, ...job.findings.map((of) => of.headline), job.copies_behind, job.incomplete];
   const alarm = isOver(job) ? "" : alarms.filter(Boolean).join("; ");
   at("job-alarm").textContent = alarm;
   at("job-alarm").className = alarm ? "bad" : "";

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use mainstay_launcher::Settings;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::{self, JoinOutcome};
+use mainstay_launcher::group::streams::api::ApiLinks;
 use mainstay_launcher::output::Terminal;
 use mainstay_launcher::paths::{self, LaunchPaths};
 use mainstay_launcher::ranks::RankSpec;
@@ -93,7 +94,7 @@ pub(super) async fn come_together(
     hosts: HostsPlan,
     mut rank_spec: RankSpec,
     settings: &Settings,
-    replicas_port: Option<u16>,
+    (replicas_port, api): (Option<u16>, ApiLinks),
     signals: &mut mpsc::Receiver<i32>,
     terminal: &Terminal,
 ) -> anyhow::Result<(RankSpec, JoinOutcome)> {
@@ -132,7 +133,7 @@ pub(super) async fn come_together(
     }
     let print = |text: String| terminal.print(text);
     let names = (rank_spec.job.clone(), rank_spec.launch.clone());
-    let together = rendezvous::gather(hosts, join, names, &rank_spec.run_dir, signals, &print).await?;
+    let together = rendezvous::gather(hosts, join, names, &rank_spec.run_dir, signals, api, &print).await?;
     if let Some(seat) = together.seat() {
         rank_spec.seat = seat.clone();
     }

@@ -23,11 +23,12 @@ use mainstay_progress::monitor::Pace;
 use mainstay_recovery::job::{Job, Summary};
 use mainstay_recovery::protocol::{Command, Event, ProbeResult};
 use mainstay_sys::clock;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::group::plan::{HostsPlan, span};
 use crate::group::rendezvous::Gathered;
 use crate::group::store::{Elected, FromStore, StoreSession};
+use crate::group::streams::api::KnownHosts;
 use crate::group::streams::connect::FromLeader;
 use crate::group::streams::listen::{FromHost, Listener};
 use crate::group::streams::{probe, streams};
@@ -68,6 +69,22 @@ pub struct Remote {
     store_session: StoreSession,
     /// Where followers connect if this launcher leads.
     listener: Listener,
+    /// Shows the API of this launcher who the others are.
+    known_hosts: watch::Sender<Option<KnownHosts>>,
+}
+
+impl Remote {
+    /// Shows the API who the other launchers are, and which of them leads if this one follows.
+    fn show_hosts(&self, follows: bool) {
+        let now = self.store_session.known_hosts(follows);
+        self.known_hosts.send_if_modified(|shown| {
+            let is_news = shown.as_ref().is_none_or(|shown| !shown.is_as(&now));
+            if is_news {
+                *shown = Some(now);
+            }
+            is_news
+        });
+    }
 }
 
 /// What this launcher has to do for its group, in order.
@@ -207,6 +224,7 @@ impl Group {
     /// ranks.
     pub(crate) fn look(&mut self, now: Mono, keeps_world: impl FnOnce() -> bool) {
         let Some(remote) = &mut self.remote else { return };
+        remote.show_hosts(matches!(self.role, Role::Follows(_)));
         let silent = remote.store_session.silent_for().map(span);
         match &mut self.role {
             Role::Leads(leading) => {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_hang::{PlaceGroup, Waits, fold};
 use mainstay_model::id::{Pid, Rank};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use python::Stack;
@@ -47,7 +48,7 @@ pub enum Frames {
 }
 
 /// The collected evidence.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CollectedEvidence {
     /// The ranks grouped by place in the code, the smallest group first.
     pub groups: Vec<PlaceGroup>,
@@ -57,6 +58,29 @@ pub struct CollectedEvidence {
     pub findings: Vec<String>,
     /// All evidence, for the file.
     pub whole: Value,
+}
+
+impl CollectedEvidence {
+    /// Adds what another host has collected.
+    pub fn add(&mut self, other: CollectedEvidence) {
+        let CollectedEvidence { groups, waits, findings, whole } = other;
+        let all = std::mem::take(&mut self.groups).into_iter().chain(groups);
+        self.groups = fold(all.flat_map(|PlaceGroup { ranks, place }| {
+            ranks.into_iter().map(move |rank| (rank, place.clone()))
+        }));
+        // Each host may ask the same service.
+        self.waits.extend(waits.into_iter().filter(|of| !self.waits.contains(of)).collect::<Vec<_>>());
+        self.findings
+            .extend(findings.into_iter().filter(|of| !self.findings.contains(of)).collect::<Vec<_>>());
+        let lines: Vec<String> = self.groups.iter().map(PlaceGroup::to_string).collect();
+        let waited: Vec<&str> = self.waits.iter().map(|waits| waits.reported.as_str()).collect();
+        let list = |whole: &Value| whole["ranks"].as_array().cloned().unwrap_or_default();
+        let ranks = [list(&self.whole), list(&whole)].concat();
+        let ras = self.whole["nccl_ras"].take();
+        let ras = if ras.is_null() { whole["nccl_ras"].clone() } else { ras };
+        let findings = &self.findings;
+        self.whole = json!({ "groups": lines, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
+    }
 }
 
 impl Subject {

@@ -80,6 +80,7 @@ impl Server {
             )),
             grpc: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
+            hosts: None,
             tls: None,
             deep,
             checkpoints,

@@ -54,6 +54,7 @@ fn with(entry: &Entry, text: &dyn Fn(&str) -> bool, message: String) -> Event {
         message,
         attributes,
         texts_withheld: false,
+        host: String::new(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The node and its jobs.
 
+use std::collections::BTreeMap;
+
 use crate::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
 use mainstay_checkpoint::advice::Advised;
 use mainstay_checkpoint::tiers::Tier;
@@ -214,7 +216,38 @@ pub fn job(
         copies_behind: job.copies_behind.clone().unwrap_or_default(),
         waits_as_spare: job.waits.clone().unwrap_or_default(),
         texts_withheld: false,
+        leading_host: String::new(),
+        incomplete: String::new(),
         books: Some(books(&job.books, (!is_over(job.phase)).then_some(now.wall))),
+    }
+}
+
+/// Adds to a job, as a host that does not lead knows it, what the launcher that leads reports.
+pub fn complete(job: &mut v1::Job, leading: &v1::Job) {
+    // The journal of the leader is written here a moment later.
+    if leading.attempt < job.attempt {
+        return;
+    }
+    let own = std::mem::take(&mut job.ranks).into_iter().filter(|_| leading.attempt == job.attempt);
+    let mut own: BTreeMap<u32, v1::Rank> = own.map(|rank| (rank.rank, rank)).collect();
+    job.ranks = leading.ranks.iter().map(|rank| completed(own.remove(&rank.rank), rank)).collect();
+    (job.phase, job.attempt, job.restarts) = (leading.phase, leading.attempt, leading.restarts);
+    (job.step, job.steps_per_second) = (leading.step, leading.steps_per_second);
+    (job.world_size, job.max_restarts) = (leading.world_size, leading.max_restarts);
+    (job.findings, job.hang) = (leading.findings.clone(), leading.hang.clone());
+}
+
+/// A rank as the leader reports it. Its own host knows more of its heartbeats, and only the leader compares it with the
+/// ranks of other hosts.
+fn completed(own: Option<v1::Rank>, leading: &v1::Rank) -> v1::Rank {
+    match own.filter(|own| own.heartbeat_time.is_some()) {
+        Some(own) => v1::Rank {
+            self_time: leading.self_time.or(own.self_time),
+            against_peers: leading.against_peers.or(own.against_peers),
+            wait_share: leading.wait_share.or(own.wait_share),
+            ..own
+        },
+        None => leading.clone(),
     }
 }
 

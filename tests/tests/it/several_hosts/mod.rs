@@ -20,13 +20,17 @@ mod slow;
 mod slurm;
 mod spares;
 
+use std::cell::RefCell;
+
 use cluster::Cluster;
 use mainstay_model::entry::{Body, Fact};
 use mainstay_model::id::{Incident, Rank};
 use mainstay_model::verdict::{Action, Cause, FaultDomain};
+use mainstay_tests::processes::wait_until;
 use mainstay_tests::{End, has_client, has_torch, is_root, journal, skipped};
 use mainstay_view::incident_report;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::ddp::DDP;
 use crate::words::terminal;
@@ -88,7 +92,7 @@ fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
 }
 
 #[test]
-fn the_host_that_leads_shows_what_the_ranks_of_all_hosts_do() {
+fn each_host_shows_what_the_ranks_of_all_hosts_do() {
     if !has_client() {
         return;
     }
@@ -98,11 +102,47 @@ fn the_host_that_leads_shows_what_the_ranks_of_all_hosts_do() {
         jobs[rank / 2].mark(&format!("waits.0.{rank}"));
     }
     // They wait in step 7.
-    mainstay_tests::processes::wait_until("the step of each rank", || {
-        let (_, shown) = jobs[0].status(cluster.stage(0));
-        let ranks = shown["servers"][0]["jobs"][0]["ranks"].as_array().cloned().unwrap_or_default();
-        ranks.len() == 4 && ranks.iter().all(|rank| rank["step"] == 6)
+    let steps = |host: usize| {
+        let (_, shown) = jobs[host].status(cluster.stage(host));
+        let job = shown["servers"][0]["jobs"][0].clone();
+        let ranks = job["ranks"].as_array().cloned().unwrap_or_default();
+        (job, ranks.iter().map(|rank| rank["step"].as_u64()).collect::<Vec<Option<u64>>>())
+    };
+    for host in 0..2 {
+        wait_until("the step of each rank", || steps(host).1 == [Some(6); 4]);
+    }
+    let (of_leader, of_follower) = (steps(0).0, steps(1).0);
+    assert_eq!(
+        (&of_leader["leading_host"], of_follower["leading_host"].as_str()),
+        (&Value::Null, Some(&*cluster.host_name(0)))
+    );
+    let events = jobs[1].asked(cluster.stage(1), &["events", "--json"]);
+    let of_own_host = |line: &str| {
+        serde_json::from_str::<Value>(line).is_ok_and(|event| event["host"] == *cluster.host_name(1))
+    };
+    assert!(events.lines().count() > 0 && events.lines().all(of_own_host), "{events}");
+
+    for host in 0..2 {
+        let stacks = jobs[host].asked(cluster.stage(host), &["stacks", "--json"]);
+        let stacks: Value = serde_json::from_str(&stacks).expect("JSON");
+        let ranks = stacks["ranks"].as_array().into_iter().flatten();
+        let mut ranks: Vec<Option<u64>> = ranks.map(|rank| rank["rank"].as_u64()).collect();
+        ranks.sort();
+        assert_eq!(ranks, [Some(0), Some(1), Some(2), Some(3)], "{stacks}");
+    }
+
+    // A leader that does not answer: the follower shows its own ranks, and says so. The leader is not away for so long that
+    // it counts as lost.
+    let shown = RefCell::new((Value::Null, Vec::new()));
+    jobs[0].signal(Signal::SIGSTOP);
+    wait_until("the follower alone", || {
+        *shown.borrow_mut() = steps(1);
+        shown.borrow().0["incomplete"].is_string()
     });
+    jobs[0].signal(Signal::SIGCONT);
+    let own = shown.into_inner();
+    assert_eq!(own.1, [None, None, Some(6), Some(6)], "{}", own.0);
+    wait_until("the step of each rank again", || steps(1).1 == [Some(6); 4]);
     cluster.stage(0).mark("go.0");
     cluster.stage(1).mark("go.0");
     for end in cluster.ends(jobs) {

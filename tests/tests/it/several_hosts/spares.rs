@@ -96,7 +96,9 @@ fn a_spare_has_imports_and_a_copy_before_a_host_is_lost_and_takes_over_from_the_
     all.is_ready();
     let status = all.status();
     assert!(status.contains(terminal::IS_SPARE) && status.contains("step 7"), "{status}");
-    assert!(!status.contains("RANK"), "it has no ranks: {status}");
+    let (_, shown) = all.jobs[2].status(all.cluster.stage(2));
+    let ranks = shown["servers"][0]["jobs"][0]["ranks"].as_array().map(Vec::len);
+    assert_eq!(ranks, Some(2), "it has none of its own: {shown}");
     let lost = all.cluster.host_name(1);
     kill(all.jobs.remove(1));
     all.cluster.stage(0).mark("go.0");

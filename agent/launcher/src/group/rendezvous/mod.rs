@@ -18,6 +18,7 @@ use crate::checkpoints::replicas::ReplicaPlan;
 use crate::group::plan::HostsPlan;
 use crate::group::rendezvous::gathering::{Gathering, Waiting};
 use crate::group::store::{RecordWriter, StoreSession, access, exit_of};
+use crate::group::streams::api::ApiLinks;
 use crate::group::streams::listen::Bound;
 use crate::group::{Followed, Remote};
 
@@ -104,7 +105,7 @@ enum Outcome {
 }
 
 /// Waits until all hosts are there. `names` are the job and its launch, for the case that this launcher leads; `directory`
-/// is for the data of a store that runs here.
+/// is for the data of a store that runs here, and `api` connects the API of this launcher with those of the others.
 ///
 /// # Errors
 /// They did not come in time, or this one cannot take part. The error names what to check.
@@ -114,6 +115,7 @@ pub async fn gather(
     names: (String, String),
     directory: &Path,
     signals: &mut mpsc::Receiver<i32>,
+    api: ApiLinks,
     print: &impl Fn(String),
 ) -> anyhow::Result<JoinOutcome> {
     let timeout = Instant::now() + Duration::from_nanos(plan.waits().0);
@@ -131,7 +133,7 @@ pub async fn gather(
         },
         Some(signal) = signals.recv() => return Ok(JoinOutcome::Stopped(signal)),
     };
-    let mut listener = bound.listen(store_session.token.clone());
+    let mut listener = bound.listen(store_session.token.clone(), Some(api.callers));
     let mut elected = None;
     loop {
         let gathering = Gathering { plan: &plan, join: &join, names: &names, timeout };
@@ -156,14 +158,16 @@ pub async fn gather(
             Outcome::Round(round, waiting, record_writer) => {
                 store_session.set_seated(true);
                 let gathered = gathered(&join, round, waiting, record_writer);
-                let remote = Remote { plan, store_session, listener };
+                let remote = Remote { plan, store_session, listener, known_hosts: api.known };
+                remote.show_hosts(false);
                 return Ok(JoinOutcome::Leading(Box::new(gathered), Box::new(remote)));
             }
             Outcome::Seated(followed) => {
                 if !followed.waits {
                     store_session.set_seated(true);
                 }
-                let remote = Remote { plan, store_session, listener };
+                let remote = Remote { plan, store_session, listener, known_hosts: api.known };
+                remote.show_hosts(true);
                 return Ok(JoinOutcome::Following(followed, Box::new(remote)));
             }
         }

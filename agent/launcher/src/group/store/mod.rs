@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::group::plan::{Aborting, HostsPlan, StoreKind, TOKEN_VARIABLE};
+use crate::group::streams::api::KnownHosts;
 use crate::group::streams::{Ends, Token};
 use events::{PublishedState, StoreListener, missed, report, watch_group};
 pub use record_writer::RecordWriter;
@@ -210,6 +211,12 @@ impl StoreSession {
     /// Whether this is the launcher that leads.
     pub fn is_me(&self, leader: &Leader) -> bool {
         leader.launch == self.launcher
+    }
+
+    /// The other launchers of the job, and the one that leads if this one follows.
+    pub(super) fn known_hosts(&self, follows: bool) -> KnownHosts {
+        let leader = self.leader.as_ref().filter(|leader| follows && !self.is_me(leader));
+        KnownHosts::new(leader, &self.group, &self.launcher, &self.token)
     }
 
     /// Stands for election, until it is elected or withdraws.

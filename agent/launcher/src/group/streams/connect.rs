@@ -73,6 +73,22 @@ pub async fn keep(
     }
 }
 
+/// A connection on which both sides have proven that they know the token.
+pub(super) async fn prove(address: &str, token: &Token) -> Result<encrypted::Stream, StreamError> {
+    let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
+    let stream = connecting.await.map_err(|_| StreamError::Silent(CONNECTED_WITHIN))??;
+    stream.set_nodelay(true)?;
+    let proven = timeout(PROVEN_WITHIN, async {
+        let mut stream = encrypted::as_follower(stream, token).await?;
+        prove_as_follower(&mut stream, token).await.map(|()| stream)
+    });
+    // A leader that encrypts waits for the first bytes of this side.
+    proven.await.map_err(|_| match token.ends {
+        Some(_) => StreamError::Silent(PROVEN_WITHIN),
+        None => StreamError::NotEncrypted,
+    })?
+}
+
 /// One connection, from its first attempt to its end. Returns whether it was established, and why it ended.
 async fn one(
     address: &str,
@@ -81,20 +97,7 @@ async fn one(
     events: &mpsc::Sender<FromLeader>,
 ) -> Result<(), (bool, StreamError)> {
     let unmade = |error: StreamError| (false, error);
-    let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(address));
-    let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
-    let stream = stream.map_err(|error| unmade(error.into()))?;
-    stream.set_nodelay(true).map_err(|error| unmade(error.into()))?;
-    let proven = timeout(PROVEN_WITHIN, async {
-        let mut stream = encrypted::as_follower(stream, token).await?;
-        prove_as_follower(&mut stream, token).await.map(|()| stream)
-    });
-    // A leader that encrypts waits for the first bytes of this side.
-    let silent = || match token.ends {
-        Some(_) => StreamError::Silent(PROVEN_WITHIN),
-        None => StreamError::NotEncrypted,
-    };
-    let mut stream = proven.await.map_err(|_| unmade(silent()))?.map_err(unmade)?;
+    let mut stream = prove(address, token).await.map_err(unmade)?;
     let first = Up::Join(join.borrow().clone());
     send(&mut stream, &first).await.map_err(unmade)?;
     let (to, mut messages) = mpsc::channel::<Up>(MAX_QUEUED_MESSAGES);

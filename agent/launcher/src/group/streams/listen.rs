@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::group::streams::api::HostCaller;
 use crate::group::streams::{
     PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
 };
@@ -96,10 +97,10 @@ impl Bound {
         self.0.local_addr().map(|address| address.port())
     }
 
-    /// Serves launchers that know the token.
-    pub fn listen(self, token: Token) -> Listener {
+    /// Serves launchers that know the token. Those that read the API of this one become `callers`.
+    pub fn listen(self, token: Token, callers: Option<mpsc::Sender<HostCaller>>) -> Listener {
         let (sender, events) = mpsc::channel(1024);
-        Listener { events, task: streams().spawn(accept(self.0, token, sender)) }
+        Listener { events, task: streams().spawn(accept(self.0, token, (sender, callers))) }
     }
 }
 
@@ -109,7 +110,10 @@ impl Drop for Listener {
     }
 }
 
-async fn accept(listener: TcpListener, token: Token, events: mpsc::Sender<FromHost>) {
+/// The ways to the group and to the API.
+type Receivers = (mpsc::Sender<FromHost>, Option<mpsc::Sender<HostCaller>>);
+
+async fn accept(listener: TcpListener, token: Token, to: Receivers) {
     let open = Arc::new(AtomicUsize::new(0));
     let mut connections = tokio::task::JoinSet::new();
     for connection in 1.. {
@@ -126,9 +130,9 @@ async fn accept(listener: TcpListener, token: Token, events: mpsc::Sender<FromHo
             continue;
         }
         open.fetch_add(1, Ordering::Relaxed);
-        let (token, events, open) = (token.clone(), events.clone(), open.clone());
+        let (token, to, open) = (token.clone(), to.clone(), open.clone());
         connections.spawn(async move {
-            if let Err(error) = serve(stream, peer, connection, &token, &events).await {
+            if let Err(error) = serve(stream, peer, connection, &token, to).await {
                 tracing::debug!(%peer, %error, "a connection of another launcher ended");
             }
             open.fetch_sub(1, Ordering::Relaxed);
@@ -141,7 +145,7 @@ async fn serve(
     peer: SocketAddr,
     connection: u64,
     token: &Token,
-    events: &mpsc::Sender<FromHost>,
+    (events, callers): Receivers,
 ) -> Result<(), StreamError> {
     stream.set_nodelay(true)?;
     let join = timeout(JOINS_WITHIN, async {
@@ -150,8 +154,14 @@ async fn serve(
         let first: Up = receive(&mut stream).await?;
         Ok::<_, StreamError>((stream, first))
     });
-    let (stream, Up::Join(join)) = join.await.map_err(|_| StreamError::Silent(JOINS_WITHIN))?? else {
-        return Err(StreamError::Message("the first message is not a join".to_owned()));
+    let (stream, join) = match (join.await.map_err(|_| StreamError::Silent(JOINS_WITHIN))??, callers) {
+        ((stream, Up::Join(join)), _) => (stream, join),
+        ((stream, Up::Api), Some(callers)) => {
+            // Without an API the connection ends here.
+            let _ = callers.send(HostCaller::new(stream, peer)).await;
+            return Ok(());
+        }
+        _ => return Err(StreamError::Message("the first message is not a join".to_owned())),
     };
     let (mut from, mut into) = tokio::io::split(stream);
     let (to, mut messages) = mpsc::channel::<Down>(MAX_QUEUED_MESSAGES);

@@ -4,6 +4,7 @@
 //! token. After that, each message is its length as four bytes, most significant first, and JSON.
 //! `mainstay_group::wire` defines the messages; the launcher decides which host is lost.
 
+pub mod api;
 pub mod connect;
 mod encrypted;
 pub mod listen;

@@ -95,7 +95,7 @@ mod tests {
     async fn a_launcher_answers_and_one_that_is_gone_does_not() {
         let bound = Bound::new().await.expect("a port");
         let address = format!("127.0.0.1:{}", bound.port().expect("a port"));
-        let listener = bound.listen(token());
+        let listener = bound.listen(token(), None);
         assert_eq!(probe(address.clone(), token()).await, ProbeResult::Answers);
         drop(listener);
         // The task with the port ends at its next turn, not at once.
