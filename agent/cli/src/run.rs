@@ -18,12 +18,13 @@ use mainstay_recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use crate::{exit, output};
 use mainstay_app::{self as app, logging};
 use mainstay_launcher::agent_link::trust;
+use mainstay_launcher::group::plan::Preflight;
 use mainstay_launcher::hang::Mode;
 
 use host_options::HostOptions;
 use values::{
     CheckpointMemory, ReadyWithin, bytes, cause_budget, checkpoint_memory, checkpoint_watch, duration,
-    hang_limit, hang_mode, interval, ready_within, save_signal, switch,
+    hang_limit, hang_mode, interval, preflight, ready_within, save_signal, switch,
 };
 
 /// The default exit status for that, in the type of the option.
@@ -157,6 +158,21 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_conf: Option<String>,
+    /// Measure the links between the hosts before ranks start; report slow ones, or require that there are none
+    ///
+    /// At most 10 s for 64 hosts. A slow host becomes a spare if enough others have joined.
+    #[arg(
+        long,
+        env = "MAINSTAY_PREFLIGHT",
+        value_name = "report|require",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "report",
+        value_parser = preflight,
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
+    preflight: Option<Preflight>,
     /// One host with a free port; this is the default
     #[arg(long, env = "PET_STANDALONE", value_parser = switch("PET_STANDALONE"), help_heading = "Launch", hide_short_help = true)]
     standalone: bool,

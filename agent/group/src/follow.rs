@@ -333,7 +333,8 @@ impl Follow {
                 let at = Stamp { mono: self.clock.from_leader(at.mono), wall: at.wall };
                 self.acts.push_back(Act::Entry { seq, at, body, is_past: seq <= self.past });
             }
-            Down::Entry { .. } => {}
+            // The links are measured before the first round.
+            Down::Entry { .. } | Down::Measure { .. } => {}
             Down::Received { number } => self.outbox.acknowledged(number),
             Down::Beat { sent, at } => {
                 self.clock.round_trip(sent, at, received);

@@ -346,7 +346,7 @@ impl Lead {
             },
             Up::Seen { attempt, ranks } => self.acts.push_back(Act::Seen(attempt, ranks)),
             Up::Received { number } => link.outbox.acknowledged(number),
-            Up::Join(_) | Up::Api | Up::Beat { .. } => {}
+            Up::Join(_) | Up::Api | Up::Measure | Up::Measured { .. } | Up::Beat { .. } => {}
         }
     }
 

@@ -12,6 +12,7 @@
 //! - `merge`: combines the events of all hosts for the one job, and has its commands carried out on the hosts.
 //! - `suspicion`: the confidence that a silent host stays silent.
 //! - `electors`: whether the followers miss their leader.
+//! - `preflight`: the links between the hosts before ranks start.
 //! - `lost`: when a host is lost, by what its leader and others see of it.
 //! - `record`: what a leader stores for the next one.
 //! - `succession`: how a launcher reacts to news about the leader.
@@ -30,6 +31,7 @@ pub mod link;
 pub mod lost;
 pub mod merge;
 pub mod predecessor;
+pub mod preflight;
 pub mod recent;
 pub mod record;
 pub mod resize;

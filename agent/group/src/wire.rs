@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 use mainstay_hang::RankSeen;
 use mainstay_model::entry::Body;
 use mainstay_model::id::Attempt;
-use mainstay_model::time::{Mono, Stamp};
+use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_recovery::protocol::{Command, Event, Seat};
+
+use crate::preflight::LinkMeasured;
 
 /// The number of this protocol.
 pub const PROTOCOL: u32 = 5;
@@ -122,6 +124,13 @@ pub enum Up {
     /// The first message of a connection that reads the launcher's API: gRPC follows. Launchers without this message
     /// close the connection.
     Api,
+    /// The first message of a connection that measures the link to this launcher.
+    Measure,
+    /// The links that [`Down::Measure`] asked for.
+    Measured {
+        /// Each link.
+        links: Vec<LinkMeasured>,
+    },
 }
 
 /// The messages that launchers of all versions understand.
@@ -281,6 +290,13 @@ pub enum Down {
         /// When it was received, on the leader's clock.
         at: Mono,
     },
+    /// Measure the links to other launchers, before ranks start.
+    Measure {
+        /// The launchers with their addresses, one after the other; none where this one only answers.
+        peers: Vec<Option<(String, String)>>,
+        /// Time between two.
+        every: Span,
+    },
 }
 
 /// Serializes shared content like owned content.
@@ -309,7 +325,6 @@ mod tests {
     use mainstay_hang::{Count, Probe, RankSample};
     use mainstay_model::entry::{Fact, StepDone};
     use mainstay_model::id::Rank;
-    use mainstay_model::time::Span;
     use mainstay_recovery::protocol::{ProbeResult, StopWhy};
 
     fn written(message: &impl Message) -> Vec<u8> {
@@ -352,6 +367,10 @@ mod tests {
             Up::Received { number: 5 },
             Up::Beat { sent: at },
             Up::Api,
+            Up::Measure,
+            Up::Measured {
+                links: vec![LinkMeasured { launcher: "l".to_owned(), quality: Err("no".to_owned()) }],
+            },
             Up::Seen { attempt, ranks: vec![seen] },
         ];
         for up in events.into_iter().chain(others) {
@@ -398,6 +417,7 @@ mod tests {
             Down::Entry { seq: 1, at: Stamp::default(), body },
             Down::Received { number: 1 },
             Down::Beat { sent: Mono(1), at: Mono(2) },
+            Down::Measure { peers: vec![None, Some(("l".to_owned(), "a:1".to_owned()))], every: Span(1) },
         ];
         for down in commands.into_iter().chain(others) {
             assert_eq!(Down::read(&written(&down)).expect("it is read"), down);

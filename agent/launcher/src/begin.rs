@@ -112,9 +112,7 @@ impl Launcher {
             exit: None,
             settings,
         };
-        if let Some(lead) = launcher.group.lead_mut() {
-            lead.begin_with(began, out);
-        }
+        launcher.group.begin(began, out);
         launcher.poll_group(began);
         launcher.begin_to_wait();
         launcher

@@ -29,6 +29,10 @@ pub enum HostsEvent {
     CheckpointNotRestored,
     /// A step of another number of ranks is newer; with `step`.
     CheckpointOfOtherRanks,
+    /// The links between the hosts were measured before ranks started; with `hosts` and `links`.
+    LinksMeasured,
+    /// A host, or the link between two, is slow; with the names in `hosts`.
+    LinkSlow,
 }
 
 impl HostsEvent {
@@ -43,6 +47,8 @@ impl HostsEvent {
             HostsEvent::CheckpointChosen => "checkpoint_chosen",
             HostsEvent::CheckpointNotRestored => "checkpoint_not_restored",
             HostsEvent::CheckpointOfOtherRanks => "checkpoint_of_other_ranks",
+            HostsEvent::LinksMeasured => "links_measured",
+            HostsEvent::LinkSlow => "link_slow",
         }
     }
 
@@ -54,12 +60,16 @@ impl HostsEvent {
     /// An observation of this event.
     pub fn observed(self, detail: String, values: &[(&str, String)]) -> Observation {
         let weight = match self {
-            HostsEvent::HostJoined | HostsEvent::WorldGrows | HostsEvent::CheckpointChosen => Weight::Info,
+            HostsEvent::HostJoined
+            | HostsEvent::WorldGrows
+            | HostsEvent::CheckpointChosen
+            | HostsEvent::LinksMeasured => Weight::Info,
             HostsEvent::HostAwaited
             | HostsEvent::WorldStays
             | HostsEvent::LeaderReplaced
             | HostsEvent::CheckpointNotRestored
-            | HostsEvent::CheckpointOfOtherRanks => Weight::Warning,
+            | HostsEvent::CheckpointOfOtherRanks
+            | HostsEvent::LinkSlow => Weight::Warning,
         };
         Observation {
             component: HOSTS.to_owned(),

@@ -135,6 +135,7 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
         encrypt,
         domain: conf.get("domain").cloned(),
         is_host,
+        preflight: args.preflight,
         join_timeout: seconds("join_timeout", JOIN_TIMEOUT_SECONDS)?,
         last_call: seconds("last_call_timeout", LAST_CALL_SECONDS)?,
         shrink_after: seconds("shrink_after", SHRINK_AFTER_SECONDS)?,

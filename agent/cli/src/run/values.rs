@@ -6,6 +6,7 @@ use mainstay_hang::Limits;
 use mainstay_model::time::Span;
 use mainstay_recovery::policy::{Budget, CauseKind};
 
+use mainstay_launcher::group::plan::Preflight;
 use mainstay_launcher::hang::Mode;
 
 /// A span such as `30s`, `2m`, `1h 30m`, or a bare number of seconds.
@@ -108,6 +109,14 @@ pub(super) fn hang_mode(text: &str) -> Result<Mode, String> {
         "report" => Ok(Mode::Report),
         "off" => Ok(Mode::Off),
         _ => Err(format!("{text:?} is none of auto, report, off")),
+    }
+}
+
+pub(super) fn preflight(text: &str) -> Result<Preflight, String> {
+    match text {
+        "report" => Ok(Preflight::Report),
+        "require" => Ok(Preflight::Require),
+        _ => Err(format!("{text:?} is none of report, require")),
     }
 }
 

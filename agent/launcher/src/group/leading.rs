@@ -36,6 +36,8 @@ pub(crate) struct Leading {
     senders: BTreeMap<Connection, mpsc::Sender<Down>>,
     /// Where it writes; none until the store records that this launcher leads.
     pub(crate) record_writer: Option<RecordWriter>,
+    /// What was found of the links between the hosts, until the journal has it.
+    pub(crate) links: Vec<Fact>,
 }
 
 impl Leading {
@@ -48,7 +50,7 @@ impl Leading {
         };
         let merge = Merge::new(vec![Seated { member, seat: rank_spec.seat.clone() }], Span(u64::MAX));
         let lead = Lead::new(clock::mono(), job, merge, LeaderSettings::default());
-        Leading { lead, senders: BTreeMap::new(), record_writer: None }
+        Leading { lead, senders: BTreeMap::new(), record_writer: None, links: Vec::new() }
     }
 
     pub(super) fn gathered(
@@ -57,7 +59,7 @@ impl Leading {
         remote: &Remote,
         names: (String, String),
     ) -> Leading {
-        let Gathered { round, me, connections, join, spares, record_writer } = gathered;
+        let Gathered { round, me, connections, join, spares, record_writer, links } = gathered;
         let merge = Merge::new(round, remote.plan.join_timeout);
         let mut leading = Leading::new(job, merge, me, join, names, remote, record_writer);
         let mut followers = Vec::new();
@@ -71,6 +73,7 @@ impl Leading {
             waiting.push((member, connection));
         }
         leading.lead.gathered(&followers, waiting);
+        leading.links = links;
         leading
     }
 
@@ -97,7 +100,8 @@ impl Leading {
             has_store: true,
         };
         let lead = Lead::new(clock::mono(), job, merge.within(plan.limits(), &by.launcher), by);
-        Leading { lead, senders: BTreeMap::new(), record_writer: Some(record_writer) }
+        let (senders, links) = (BTreeMap::new(), Vec::new());
+        Leading { lead, senders, record_writer: Some(record_writer), links }
     }
 }
 

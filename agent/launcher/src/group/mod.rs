@@ -20,7 +20,7 @@ use mainstay_model::entry::{Body, Fact, JobSpec};
 use mainstay_model::id::{Attempt, Pid, Rank};
 use mainstay_model::time::{Mono, Stamp};
 use mainstay_progress::monitor::Pace;
-use mainstay_recovery::job::{Job, Summary};
+use mainstay_recovery::job::{Job, Output as JobOutput, Summary};
 use mainstay_recovery::protocol::{Command, Event, ProbeResult};
 use mainstay_sys::clock;
 use tokio::sync::{mpsc, watch};
@@ -163,6 +163,14 @@ impl Group {
             Role::Leads(leading) => Some(&leading.lead),
             Role::Follows(_) | Role::Gone => None,
         }
+    }
+
+    /// Begins to lead the job with these outputs of its start.
+    pub(crate) fn begin(&mut self, at: Mono, out: Vec<JobOutput>) {
+        let Role::Leads(leading) = &mut self.role else { return };
+        leading.lead.begin_with(at, out);
+        let links = std::mem::take(&mut leading.links);
+        links.into_iter().for_each(|found| leading.lead.fact(at, found));
     }
 
     pub(crate) fn lead_mut(&mut self) -> Option<&mut Lead> {

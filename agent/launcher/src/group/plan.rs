@@ -51,9 +51,20 @@ pub struct HostsPlan {
     pub grow_after: Span,
     /// The number of ranks is a multiple of this.
     pub world_multiple: u32,
+    /// Whether the hosts measure their links before ranks start.
+    pub preflight: Option<Preflight>,
     /// A launcher that has not renewed its entry in the store for this time is lost. One that has had no leader for this
     /// time is cut off.
     pub lease: Duration,
+}
+
+/// What to do about slow links that are found before ranks start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preflight {
+    /// They are reported, and a slow host becomes a spare if there are enough others.
+    Report,
+    /// The job does not start with them.
+    Require,
 }
 
 /// Who runs the coordination store.

@@ -14,6 +14,7 @@ mod lost;
 mod network;
 mod on_call;
 mod policies;
+mod preflight;
 mod resize;
 mod schedulers;
 mod slow;

@@ -9,7 +9,7 @@ use mainstay_group::follow::Leads;
 use mainstay_group::lead::Expected;
 use mainstay_group::record::Record;
 use mainstay_group::round::{self, Member, Seated};
-use mainstay_group::wire::{Down, Join, Spare};
+use mainstay_group::wire::{Down, Join, Spare, Up};
 use mainstay_model::id::Attempt;
 use mainstay_sys::clock;
 use tokio::sync::{mpsc, watch};
@@ -18,10 +18,12 @@ use tokio::time::Instant;
 use crate::group::Followed;
 use crate::group::following::leads;
 use crate::group::plan::{Aborting, HostsPlan};
+use crate::group::rendezvous::preflight::LinkCheck;
 use crate::group::rendezvous::{FIRST_RECORD, MAY_LEAD_EVERY, Outcome, REPORT_EVERY, not_come};
 use crate::group::store::{Elected, FromStore, StoreSession};
 use crate::group::streams::connect::{self, FromLeader};
 use crate::group::streams::listen::{FromHost, Listener};
+use crate::group::streams::measure::measure_all;
 use crate::group::streams::streams;
 
 pub(crate) struct Gathering<'a> {
@@ -90,6 +92,8 @@ impl Gathering<'_> {
         let mut status = String::new();
         // The round is final once it is being written: hosts that come later are spares.
         let mut round: Option<Vec<Seated>> = None;
+        let mut links = LinkCheck::new(plan.preflight);
+        let mut found = Vec::new();
         loop {
             let members: Vec<Member> =
                 std::iter::once(me.clone()).chain(waiting.iter().map(|other| other.member.clone())).collect();
@@ -99,8 +103,30 @@ impl Gathering<'_> {
             let hosts = if joined < most && last_call_over { joined.max(least) } else { most };
             let mut lacking = None;
             if round.is_none() {
-                match round::first(&members, hosts) {
+                match round::first(&links.fit(&members, hosts), hosts) {
+                    Ok(_) if !links.is_done() => {
+                        for line in links.look(&me, &waiting, &store_session.token) {
+                            tell(&waiting, &line);
+                            print(line);
+                        }
+                        if links.is_done() {
+                            continue;
+                        }
+                    }
                     Ok(now) => {
+                        let seats: Vec<&Member> = now.iter().map(|seated| &seated.member).collect();
+                        let (facts, refusal) = links.result(&seats);
+                        if let Some(why) = refusal {
+                            let why = format!("--preflight=require: {why}");
+                            for other in &waiting {
+                                let _ =
+                                    other.to.try_send(Down::Refused { why: why.clone(), may_return: false });
+                            }
+                            // Until they have read why, the connections stay.
+                            tokio::time::sleep(REFUSED_WITHIN).await;
+                            bail!("{why}");
+                        }
+                        found = facts;
                         record_writer.write(FIRST_RECORD, &self.record(&now));
                         round = Some(now);
                     }
@@ -112,22 +138,27 @@ impl Gathering<'_> {
             {
                 status = lacking.to_string();
                 print(status.clone());
-                for other in &waiting {
-                    let _ = other.to.try_send(Down::Waiting { status: status.clone(), spare: None });
-                }
+                tell(&waiting, &status);
             }
             enough_since = if joined >= least { enough_since.or_else(|| Some(Instant::now())) } else { None };
             let last_call = enough_since.map(|since| since + Duration::from_nanos(plan.last_call.0));
             let wake = last_call.filter(|at| *at > Instant::now()).map_or(timeout, |at| at.min(timeout));
+            let wake = links.wake().map_or(wake, |at| at.min(wake));
             tokio::select! {
                 event = listener.events.recv() => {
                     let Some(event) = event else { bail!("the listening socket is gone") };
+                    if let FromHost::Received { connection, up: Up::Measured { links: measured }, .. } = event {
+                        if let Some(other) = waiting.iter().find(|other| other.connection == connection) {
+                            links.measured(&other.member.launcher, measured);
+                        }
+                        continue;
+                    }
                     arrived(plan, mine, &me, event, &mut waiting, print);
                 }
                 update = store_session.next() => match update {
                     FromStore::Written(FIRST_RECORD) => {
                         if let Some(round) = round {
-                            return Ok(Outcome::Round(round, waiting, record_writer));
+                            return Ok(Outcome::Round(round, waiting, record_writer, found));
                         }
                     }
                     FromStore::Deposed(_) => {
@@ -142,6 +173,7 @@ impl Gathering<'_> {
                     | FromStore::Elected(_)
                     | FromStore::Written(_) => {}
                 },
+                measured = links.own() => links.measured(&mine.launcher, measured),
                 Some(signal) = signals.recv() => return Ok(Outcome::Stopped(signal)),
                 () = tokio::time::sleep_until(wake) => {
                     if Instant::now() >= timeout {
@@ -221,6 +253,17 @@ impl Gathering<'_> {
                                 waits, newest, seat, job, launch, leads, events, to, clock, join: join_sender, task,
                             })));
                         }
+                        Down::Measure { peers, every } => {
+                            let (token, to) = (store_session.token.clone(), to.clone());
+                            let every = Duration::from_nanos(every.0);
+                            streams().spawn(async move {
+                                let links = measure_all(peers, every, token).await;
+                                if let Some(to) = to {
+                                    // The leader may be gone meanwhile.
+                                    let _ = to.send(Up::Measured { links }).await;
+                                }
+                            });
+                        }
                         Down::Command { .. } | Down::Entry { .. } | Down::Received { .. } | Down::Meet { .. } => {}
                     },
                 },
@@ -252,6 +295,16 @@ impl Gathering<'_> {
             self.plan.join_timeout,
             if problem.is_empty() { String::new() } else { format!(" ({problem})") }
         )
+    }
+}
+
+/// How long hosts may take to read why they are refused.
+const REFUSED_WITHIN: Duration = Duration::from_millis(500);
+
+/// Shows a line on the terminals of hosts that wait.
+fn tell(waiting: &[Waiting], line: &str) {
+    for other in waiting {
+        let _ = other.to.try_send(Down::Waiting { status: line.to_owned(), spare: None });
     }
 }
 

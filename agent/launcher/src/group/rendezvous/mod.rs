@@ -2,6 +2,7 @@
 //! waits for the others, which connect to it. The terminal of each shows which hosts are missing.
 
 mod gathering;
+mod preflight;
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use anyhow::Context;
 use mainstay_coord::JobEndedNote;
 use mainstay_group::round::{Lacking, Member, Seated};
 use mainstay_group::wire::{Down, Join};
+use mainstay_model::entry::Fact;
 use mainstay_recovery::protocol::Seat;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -43,6 +45,8 @@ pub struct Gathered {
     pub(super) spares: Vec<(Member, u64, mpsc::Sender<Down>)>,
     pub(super) join: Join,
     pub(super) record_writer: RecordWriter,
+    /// What was found of the links between the hosts, for the journal.
+    pub(super) links: Vec<Fact>,
 }
 
 /// How a launcher takes part.
@@ -96,7 +100,7 @@ impl JoinOutcome {
 /// The result of one attempt to meet.
 enum Outcome {
     /// This launcher leads; the round is stored.
-    Round(Vec<Seated>, Vec<Waiting>, RecordWriter),
+    Round(Vec<Seated>, Vec<Waiting>, RecordWriter, Vec<Fact>),
     Seated(Box<Followed>),
     /// Another launcher leads now, or none.
     Again,
@@ -155,9 +159,9 @@ pub async fn gather(
             Outcome::Over(ended) => {
                 return Ok(JoinOutcome::Over { exit: exit_of(&ended), why: ended.why });
             }
-            Outcome::Round(round, waiting, record_writer) => {
+            Outcome::Round(round, waiting, record_writer, links) => {
                 store_session.set_seated(true);
-                let gathered = gathered(&join, round, waiting, record_writer);
+                let gathered = gathered(&join, round, waiting, (record_writer, links));
                 let remote = Remote { plan, store_session, listener, known_hosts: api.known };
                 remote.show_hosts(false);
                 return Ok(JoinOutcome::Leading(Box::new(gathered), Box::new(remote)));
@@ -174,7 +178,12 @@ pub async fn gather(
     }
 }
 
-fn gathered(mine: &Join, round: Vec<Seated>, waiting: Vec<Waiting>, record_writer: RecordWriter) -> Gathered {
+fn gathered(
+    mine: &Join,
+    round: Vec<Seated>,
+    waiting: Vec<Waiting>,
+    (record_writer, links): (RecordWriter, Vec<Fact>),
+) -> Gathered {
     let seated = |launcher: &str| round.iter().any(|seated| seated.member.launcher == launcher);
     let (taking_part, beyond): (Vec<Waiting>, Vec<Waiting>) =
         waiting.into_iter().partition(|other| seated(&other.member.launcher));
@@ -183,7 +192,7 @@ fn gathered(mine: &Join, round: Vec<Seated>, waiting: Vec<Waiting>, record_write
         taking_part.into_iter().map(|other| (other.member.launcher, other.connection, other.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
-    Gathered { round, me, connections, spares, join: mine.clone(), record_writer }
+    Gathered { round, me, connections, spares, join: mine.clone(), record_writer, links }
 }
 
 /// What to check when hosts do not come.

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::group::streams::api::HostCaller;
+use crate::group::streams::measure;
 use crate::group::streams::{
     PROVEN_WITHIN, SILENT_FOR, StreamError, Token, encrypted, prove_as_leader, receive, send_waiting, streams,
 };
@@ -161,6 +162,7 @@ async fn serve(
             let _ = callers.send(HostCaller::new(stream, peer)).await;
             return Ok(());
         }
+        ((stream, Up::Measure), _) => return measure::answer(stream).await,
         _ => return Err(StreamError::Message("the first message is not a join".to_owned())),
     };
     let (mut from, mut into) = tokio::io::split(stream);

@@ -8,6 +8,7 @@ pub mod api;
 pub mod connect;
 mod encrypted;
 pub mod listen;
+pub(crate) mod measure;
 pub mod probe;
 
 use std::io;
