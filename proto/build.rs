@@ -11,6 +11,7 @@ fn main() {
     println!("cargo::rerun-if-changed=v1");
     println!("cargo::rerun-if-changed=third_party");
     println!("cargo::rerun-if-changed=nvrx");
+    println!("cargo::rerun-if-changed=nvsentinel");
 
     let mut files = protos_in(Path::new("v1"));
     files.push(PathBuf::from("third_party/grpc/health/v1/health.proto"));
@@ -35,11 +36,11 @@ fn main() {
     as_json.compile_fds(descriptors.clone()).expect("what protox accepted can be generated");
 
     // APIs that other programs serve are not part of ours: they are not in its reflection or its snapshot.
-    let foreign = protox::compile(["third_party/libtpu/runtime_metrics.proto"], ["third_party"])
-        .unwrap_or_else(|error| {
-            eprintln!("{error:?}");
-            std::process::exit(1);
-        });
+    let files = ["third_party/libtpu/runtime_metrics.proto", "nvsentinel/health_event.proto"];
+    let foreign = protox::compile(files, ["third_party", "."]).unwrap_or_else(|error| {
+        eprintln!("{error:?}");
+        std::process::exit(1);
+    });
     tonic().compile_fds(foreign).expect("what protox accepted can be generated");
 }
 

@@ -38,6 +38,17 @@ pub mod nvhcd {
     tonic::include_proto!("nvhcd");
 }
 
+/// Package `datamodels`: what NVSentinel's platform connector receives, a subset.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto file"
+)]
+pub mod datamodels {
+    tonic::include_proto!("datamodels");
+}
+
 /// What libtpu serves inside a process that runs on TPUs: the client's side for the agent, the server's for tests.
 #[allow(
     missing_docs,

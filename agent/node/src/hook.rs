@@ -1,6 +1,7 @@
 //! Hooks: commands and webhooks that receive what happens to jobs and to the host. Each has a separate thread and queue, so
 //! that a hook that hangs blocks no other. What could not be delivered after all tries is kept as a dead letter.
 
+mod health_event;
 mod notice;
 
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use hyper::Method;
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::id::BootId;
-use mainstay_model::redact::mask_json;
+use mainstay_model::redact::{mask, mask_json};
 use tokio::runtime::Builder;
 
 use mainstay_sys::child::{ended, kill_group};
@@ -27,6 +28,9 @@ use notice::{Notice, OpenNotices, Sender};
 
 /// Prefix of the address of a webhook with TLS.
 const BY_TLS: &str = "https://";
+
+/// Prefix of the address of a Unix socket.
+pub(crate) const UNIX: &str = "unix:///";
 
 /// Entries that may wait for a hook.
 const MAX_QUEUED_ENTRIES: usize = 256;
@@ -42,7 +46,8 @@ const MOST_DEAD_LETTERS: u64 = 16 << 20;
 pub struct HookPlan {
     /// Shell commands; they receive it on standard input.
     pub commands: Vec<String>,
-    /// `http://host:port/path` or `https://…`; it is posted. PagerDuty's integration key follows after `#`.
+    /// `http://host:port/path` or `https://…`; it is posted. PagerDuty's integration key follows after `#`. For NVSentinel
+    /// `unix:///path`.
     pub webhooks: Vec<String>,
     /// Certificate authorities for webhooks with TLS, in addition to those of the host; none for the host's alone.
     pub authorities: Option<PathBuf>,
@@ -214,6 +219,11 @@ impl Teller {
     fn report(&self, notice: &Notice) -> Result<(), String> {
         let text = self.sender.write(notice).to_string().into_bytes();
         match &self.hook {
+            Hook::Webhook(address) if self.sender.format.strategy().is_some() => {
+                let Some(mut event) = self.sender.health_event(notice) else { return Ok(()) };
+                event.message = mask(&event.message);
+                on_this_thread(health_event::send(address, event, self.deadline))
+            }
             Hook::Command(command) => self.command(command, &text, &notice.entry),
             Hook::Webhook(address) => on_this_thread(self.post(address, &text)),
         }

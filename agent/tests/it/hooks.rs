@@ -17,10 +17,14 @@ use mainstay_model::id::{Attempt, BootId, Incident, JobId};
 use mainstay_model::time::{Mono, Span, Stamp};
 use mainstay_model::verdict::{FaultDomain, Outcome};
 use mainstay_node::hook::{HookFormat, HookPlan, Hooks, KINDS};
+use mainstay_proto::datamodels::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use mainstay_proto::datamodels::{HealthEvent, HealthEvents, ProcessingStrategy};
 use serde_json::{Value, json};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
 
 fn plan(directory: &Path) -> HookPlan {
     HookPlan {
@@ -526,4 +530,58 @@ fn a_test_reaches_each_hook_or_says_why_not() {
     assert_eq!(results.iter().map(|(_, result)| result.is_ok()).collect::<Vec<_>>(), [true, false]);
     let sent: Value = serde_json::from_str(&fs::read_to_string(received).unwrap()).unwrap();
     assert_eq!(sent["type"], "dev.mainstay.test.resolved");
+}
+
+/// NVSentinel's platform connector, which passes events on to the test.
+struct Connector(std::sync::mpsc::Sender<HealthEvents>);
+
+#[tonic::async_trait]
+impl PlatformConnector for Connector {
+    async fn health_event_occurred_v1(&self, request: Request<HealthEvents>) -> Result<Response<()>, Status> {
+        self.0.send(request.into_inner()).unwrap();
+        Ok(Response::new(()))
+    }
+}
+
+#[test]
+fn nvsentinel_receives_the_state_of_components_and_nothing_of_jobs() {
+    let directory = testing::tempdir().unwrap();
+    let socket = directory.path().join("nvsentinel.sock");
+    let (sender, received) = std::sync::mpsc::channel();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(async { tokio::net::UnixListener::bind(&socket) }).unwrap();
+    let server =
+        tonic::transport::Server::builder().add_service(PlatformConnectorServer::new(Connector(sender)));
+    runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    let plan = HookPlan {
+        webhooks: vec![format!("unix://{}", socket.display())],
+        on: KINDS.map(str::to_owned).to_vec(),
+        format: HookFormat::NvSentinel,
+        ..plan(directory.path())
+    };
+    let mut hooks = Hooks::start(&plan).unwrap();
+    let states = [HealthState::Unhealthy, HealthState::Unknown, HealthState::Healthy];
+    hooks.report(&failed(1, "rank 3 was killed"), true);
+    for (from, state) in [HealthState::Healthy].into_iter().chain(states).zip(states) {
+        hooks.report(&health(Some(from), state), true);
+    }
+    for state in states {
+        let HealthEvents { version: 1, events } = received.recv().unwrap() else {
+            panic!("of another version")
+        };
+        let [
+            HealthEvent {
+                agent, component_class, check_name, is_fatal, is_healthy, processing_strategy, ..
+            },
+        ] = &events[..]
+        else {
+            panic!("one event: {events:?}")
+        };
+        assert_eq!((&**agent, &**component_class, &**check_name), ("mainstay", "Node", "MainstayHostDisk"));
+        let expected = (state == HealthState::Unhealthy, state == HealthState::Healthy);
+        assert_eq!((*is_fatal, *is_healthy), expected, "{state:?}");
+        assert_eq!(*processing_strategy, i32::from(ProcessingStrategy::StoreOnly));
+    }
+    drop(hooks);
+    runtime.shutdown_background();
 }

@@ -7,7 +7,7 @@ use mainstay_checkpoint::parity::{NoParity, Parity};
 use mainstay_model::units::Period;
 
 use super::{CheckpointConfig, Config, Limits};
-use crate::hook::{HookFormat, KINDS};
+use crate::hook::{HookFormat, KINDS, UNIX};
 use mainstay_sensors::source::journald::JOURNALD;
 use mainstay_sensors::source::tpu::FORBIDDEN_PORT;
 
@@ -206,13 +206,24 @@ impl Config {
             "hooks.on",
             "it can have \"verdict\", \"decision\", \"job_ended\", \"finding\" and \"health\"",
         );
+        let starts = |with: &[&str]| {
+            self.hooks.webhooks.iter().all(|address| with.iter().any(|with| address.starts_with(with)))
+        };
+        let is_nvsentinel = self.hooks.format.strategy().is_some();
         wrong.must(
-            self.hooks
-                .webhooks
-                .iter()
-                .all(|address| address.starts_with("http://") || address.starts_with("https://")),
+            is_nvsentinel || starts(&["http://", "https://"]),
             "hooks.webhooks",
             "they must begin with https:// or http://; for others use a command",
+        );
+        wrong.must(
+            !is_nvsentinel || starts(&[UNIX]),
+            "hooks.webhooks",
+            "they must begin with unix:///, like \"unix:///var/run/nvsentinel.sock\", since hooks.format is for NVSentinel",
+        );
+        wrong.must(
+            !is_nvsentinel || self.hooks.on.iter().any(|kind| kind == "health"),
+            "hooks.on",
+            "it must have \"health\", since NVSentinel receives nothing else",
         );
         wrong.must(is_absolute(&self.hooks.authorities), "hooks.authorities", "it must be an absolute path");
         wrong.must(

@@ -36,12 +36,12 @@ settings! {
         /// Shell commands, run as the agent's user; each receives JSON on standard input.
         commands: Vec<String> = Vec::new(),
         /// URLs such as "https://host/path" or "http://host:port/path" to which it is posted; for PagerDuty with "#KEY", the
-        /// integration key, at the end.
+        /// integration key, at the end; for NVSentinel "unix:///var/run/nvsentinel.sock".
         webhooks: Vec<String> = Vec::new(),
         /// A file with CA certificates, in PEM, that "https://" accepts in addition to those that the host trusts. Empty: none.
         authorities: PathBuf = PathBuf::new(),
-        /// What they receive: "raw" (the entry of the journal), or notices for "slack", "pagerduty", "alertmanager" or
-        /// "cloudevents".
+        /// What they receive: "raw" (the entry of the journal), or notices for "slack", "pagerduty", "alertmanager",
+        /// "cloudevents", "nvsentinel" (stored only) or "nvsentinel-remediate".
         format: HookFormat = HookFormat::Raw,
         /// Which entries they receive: "verdict", "decision", "job_ended", "finding", "health".
         on: Vec<String> = vec!["verdict".to_owned(), "decision".to_owned(), "job_ended".to_owned()],

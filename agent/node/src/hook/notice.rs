@@ -9,10 +9,13 @@ use mainstay_model::health::{HealthChange, HealthState};
 use mainstay_model::id::{Incident, JobId};
 use mainstay_model::redact::mask_json;
 use mainstay_model::time::{Span, Wall};
+use mainstay_proto::datamodels::{HealthEvent, ProcessingStrategy};
 use mainstay_proto::v1::Severity;
 use mainstay_view::convert::event;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use super::health_event;
 
 /// The version of what [`HookFormat::Raw`] has in addition to the entry.
 const SCHEMA_VERSION: u32 = 1;
@@ -41,9 +44,23 @@ pub enum HookFormat {
     Alertmanager,
     /// A CloudEvent 1.0 in structured JSON.
     CloudEvents,
+    /// A HealthEvent for NVSentinel, which stores it. Commands receive the entry.
+    NvSentinel,
+    /// The same, for which NVSentinel may also cordon, drain and repair the node.
+    #[serde(rename = "nvsentinel-remediate")]
+    NvSentinelRemediate,
 }
 
 impl HookFormat {
+    /// What NVSentinel may do about an event; none for the other formats.
+    pub(crate) fn strategy(self) -> Option<ProcessingStrategy> {
+        match self {
+            HookFormat::NvSentinel => Some(ProcessingStrategy::StoreOnly),
+            HookFormat::NvSentinelRemediate => Some(ProcessingStrategy::ExecuteRemediation),
+            _ => None,
+        }
+    }
+
     /// The `Content-Type` of its text.
     pub(super) fn content_type(self) -> &'static str {
         match self {
@@ -259,7 +276,7 @@ impl Sender {
     /// The text for a hook, without secrets: it quotes the output of programs.
     pub(super) fn write(&self, notice: &Notice) -> Value {
         let mut document = match self.format {
-            HookFormat::Raw => self.raw(notice),
+            HookFormat::Raw | HookFormat::NvSentinel | HookFormat::NvSentinelRemediate => self.raw(notice),
             HookFormat::Slack => self.slack(notice),
             HookFormat::PagerDuty => self.pagerduty(notice),
             HookFormat::Alertmanager => self.alertmanager(notice),
@@ -274,6 +291,20 @@ impl Sender {
             }
         }
         document
+    }
+
+    /// The event for NVSentinel: of components alone. The failures of jobs are the launcher's matter.
+    pub(super) fn health_event(&self, notice: &Notice) -> Option<HealthEvent> {
+        let (at, strategy) = (notice.entry.at.wall, self.format.strategy()?);
+        let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+        let node = node.as_deref().unwrap_or(&self.host);
+        match (notice.problem, &notice.entry.body) {
+            (Problem::Component, Body::Health(change)) => {
+                Some(health_event::of_component(&change.component, at, node, strategy))
+            }
+            (Problem::Test, _) => Some(health_event::test(event::event(&notice.entry).message, at, node)),
+            _ => None,
+        }
     }
 
     /// The entry as the journal has it, and what a reader of many hosts needs.
