@@ -12,6 +12,7 @@ mod xpu;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use mainstay_diagnosis::progress_rule::ProgressRule;
 use mainstay_model::time::Span;
 use mainstay_recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 
@@ -345,6 +346,12 @@ pub struct Args {
         value_parser = hang_limit, help_heading = "Hangs", hide_short_help = true
     )]
     hang_limit: Vec<(String, Span)>,
+    /// Lines of the ranks' output that report a completed step, such as 'step (\d+)'
+    ///
+    /// A regular expression: its first group is the number of the step, a group (?P<loss>…) the loss. For
+    /// programs that no client reports. The limits of a step apply to these lines.
+    #[arg(long, env = "MAINSTAY_PROGRESS", value_name = "REGEX", value_parser = str::parse::<ProgressRule>, help_heading = "Hangs")]
+    progress: Option<ProgressRule>,
     /// Directory for checkpoints; a later run resumes from it. Default: in the run directory
     #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR", help_heading = "Checkpoints")]
     checkpoint_dir: Option<PathBuf>,

@@ -7,6 +7,7 @@ pub mod failure_rate;
 pub mod fingerprint;
 pub mod host_evidence;
 pub mod line_times;
+pub mod progress_rule;
 pub mod repeats;
 pub mod root_rank;
 pub mod traceback_tail;

@@ -32,7 +32,7 @@ pub use counters::Count;
 pub use finding::{HangStatus, Suspicion};
 pub use idle::{ActivitySample, Idle};
 pub use judge::HangJudge;
-pub use mainstay_model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed};
+pub use mainstay_model::hang::{ACTIVITY, Hang, HangKind, OUTPUT_LINES, PlaceGroup, Waits, listed};
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::RankSample;
 pub use remote_ranks::RankSeen;

@@ -206,11 +206,13 @@ impl Watch {
         })
     }
 
-    /// The ranks that completed the fewest steps.
+    /// The ranks that completed the fewest steps, and those of which that is unknown.
     fn behind(&self, registered: &[u32]) -> Vec<u32> {
         let step = |rank: u32| self.ranks[rank as usize].sample.step;
-        let least = registered.iter().map(|rank| step(*rank)).min().flatten();
-        registered.iter().copied().filter(|rank| step(*rank) == least).collect()
+        let known = registered.iter().filter(|rank| !self.prints_nothing(**rank as usize));
+        let least = known.map(|rank| step(*rank)).min().flatten();
+        let is_behind = |rank: &u32| step(*rank) == least || self.prints_nothing(*rank as usize);
+        registered.iter().copied().filter(is_behind).collect()
     }
 
     fn in_data(&self, ranks: &[u32]) -> Option<Suspects> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::sketch::Sketch;
+use mainstay_model::hang::OUTPUT_LINES;
 use mainstay_model::time::Span;
 
 /// A phase needs this many steps before its durations are trusted.
@@ -292,6 +293,11 @@ impl Phases {
         self.row(phase).class
     }
 
+    /// Whether the rank's steps are known only from lines of its output.
+    pub fn is_output(&self, phase: PhaseId) -> bool {
+        self.row(phase).name == OUTPUT_LINES
+    }
+
     /// The name of a phase: `first_step`, `step`, or the section's name.
     pub fn name(&self, phase: PhaseId) -> &str {
         &self.row(phase).name
@@ -340,7 +346,9 @@ fn has_word(name: &str, words: &[&str]) -> bool {
 }
 
 fn compute(limits: &Limits, row: &Phase) -> Limit {
-    if let Some(given) = limits.given.get(&row.name) {
+    // Whoever prints its steps gives the limit of a step.
+    let name = if row.name == OUTPUT_LINES { "step" } else { &row.name };
+    if let Some(given) = limits.given.get(name) {
         return Limit { span: *given, from: LimitFrom::Given };
     }
     let limit = by_what_is_known(limits, row);
@@ -368,7 +376,10 @@ fn by_what_is_known(limits: &Limits, row: &Phase) -> Limit {
     if row.steps < MIN_STEPS {
         return Limit { span: capped.max(limits.unlearned), from: LimitFrom::Default };
     }
-    Limit { span: learned(&row.sketch).max(Span(row.before.1.0 / 10 * 11)), from: LimitFrom::Learned }
+    let span = learned(&row.sketch).max(Span(row.before.1.0 / 10 * 11));
+    // Programs, pipes and file systems hold lines back.
+    let span = if row.name == OUTPUT_LINES { span.max(limits.passing).max(capped) } else { span };
+    Limit { span, from: LimitFrom::Learned }
 }
 
 /// The limit of a phase with known durations: beyond what its own tail predicts.

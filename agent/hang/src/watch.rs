@@ -46,6 +46,8 @@ pub struct Watch {
     pub(crate) moved: Mono,
     /// When a step or a collective was last completed, or a phase that may take long was last open.
     completed: Mono,
+    /// Whether a rank has completed a step in this attempt.
+    has_stepped: bool,
     /// Anything before this time does not count.
     restarted: Mono,
     first: Option<(Mono, Vec<u32>)>,
@@ -69,6 +71,7 @@ impl Watch {
             looked: now,
             moved: now,
             completed: now,
+            has_stepped: false,
             restarted: now,
             first: None,
             beats_then: None,
@@ -84,6 +87,7 @@ impl Watch {
         self.counters = Counters::new(ranks);
         self.phases.begin_attempt();
         self.probed = false;
+        self.has_stepped = false;
         self.devices_rest = None;
         (self.began, self.looked, self.moved, self.completed) = (now, now, now, now);
         self.restart_clock(now);
@@ -125,6 +129,7 @@ impl Watch {
         if stepped || sample.step.is_none() || sample.long.is_some() || sample.quiet_until > now {
             self.completed = now;
         }
+        self.has_stepped |= sample.step.is_some();
         state.sample = *sample;
         state.received = now;
     }
@@ -300,7 +305,14 @@ impl Watch {
     /// What a rank is doing.
     fn phase(&self, rank: usize) -> PhaseId {
         let sample = &self.ranks[rank].sample;
-        if sample.step.is_none() { PhaseId::FIRST_STEP } else { sample.phase }
+        let first = sample.step.is_none() && !self.prints_nothing(rank);
+        if first { PhaseId::FIRST_STEP } else { sample.phase }
+    }
+
+    /// Whether a rank is expected to print its steps while others do: often only one rank prints.
+    pub(crate) fn prints_nothing(&self, rank: usize) -> bool {
+        let sample = &self.ranks[rank].sample;
+        self.has_stepped && sample.step.is_none() && self.phases.is_output(sample.phase)
     }
 
     pub(crate) fn newest_step(&self) -> Option<u64> {

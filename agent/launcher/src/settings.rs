@@ -1,7 +1,9 @@
 //! The job as requested on the command line.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use mainstay_diagnosis::progress_rule::ProgressRule;
 use mainstay_recovery::policy;
 use mainstay_sys::numa::Binding;
 
@@ -62,6 +64,8 @@ pub struct RankSettings {
     pub virtual_local_rank: bool,
     /// Which CPUs ranks are bound to; none for all that the launcher may use.
     pub numa: Option<Binding>,
+    /// Which lines of their output report a step; none for those of a client alone.
+    pub progress: Option<Arc<ProgressRule>>,
 }
 
 impl Settings {

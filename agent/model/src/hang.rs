@@ -55,6 +55,9 @@ impl HangKind {
 /// The phase of ranks that send no heartbeats: they are judged by the activity of their processes.
 pub const ACTIVITY: &str = "activity";
 
+/// The section of ranks whose steps are known only from lines of their output.
+pub const OUTPUT_LINES: &str = "output lines";
+
 /// A confirmed hang.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hang {
@@ -97,6 +100,7 @@ impl Hang {
         };
         let at = match self.phase.as_str() {
             "step" | "first_step" | ACTIVITY => String::new(),
+            OUTPUT_LINES => ", judged by printed lines".to_owned(),
             section => format!(", in section {section}"),
         };
         let on = match self.hosts.as_slice() {

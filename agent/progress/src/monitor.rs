@@ -279,8 +279,12 @@ impl Present {
         let step = *oldest.key();
         let whole = oldest.get().done == oldest.get().by_rank.len();
         // Most ranks: a single rank that counts from elsewhere must not rush the others.
-        let ahead = |newest: &&Option<u64>| newest.is_some_and(|newest| newest >= step + PASSED_BY);
-        let passed_by = || self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
+        // Where only some ranks print their steps, nothing is ever known of the others.
+        let ahead = |newest: &&u64| **newest >= step + PASSED_BY;
+        let passed_by = || {
+            let known = || self.newest.iter().flatten();
+            known().filter(ahead).count() * 2 > known().count()
+        };
         // Reports are frequent: count the ranks only if one of them is that far.
         if !whole && (self.furthest < step + PASSED_BY || !passed_by()) {
             return None;

@@ -3,8 +3,9 @@
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
-use mainstay_hang::HangKind;
-use mainstay_model::entry::Fact;
+use mainstay_hang::{HangKind, OUTPUT_LINES};
+use mainstay_model::entry::{Body, Fact};
+use mainstay_model::finding::FindingKind;
 use mainstay_model::id::Rank;
 use mainstay_model::verdict::Cause;
 use mainstay_tests::{End, Stage, journal};
@@ -90,4 +91,42 @@ fn what_was_learned_is_kept_for_the_next_run_unless_it_is_to_be_forgotten() {
         stage.sh("exit 0").start().end().assert_status(0);
         assert_eq!(kept(), 2, "what holds for runs of its size, and for runs of any");
     }
+}
+
+/// Two ranks, of which the first prints its steps, and waits from the sixtieth on.
+#[test]
+fn a_rank_that_prints_no_further_step_hangs_by_the_lines_of_its_output() {
+    let stage = Stage::new();
+    let script =
+        format!("[ $ATTEMPT -gt 0 ] && exit 0; [ $RANK = 1 ] && exec sleep 36000; {WORK}; exec sleep 36000");
+    let plan = stage.sh(&script).ranks(2).options("--hang-limit step=4s");
+    let end = plan.variable("MAINSTAY_PROGRESS", r"^step (\d+)$").start().end();
+    end.assert_status(0);
+    let verdict = end.verdict();
+    assert!(matches!(verdict.cause, Cause::Hang { .. }), "{end}");
+    assert_eq!(verdict.step, Some(59), "{end}");
+    assert!(verdict.confidence <= 0.7, "{end}");
+    let connected: Vec<(Rank, String)> = journal::facts(&end.journal)
+        .filter_map(|fact| match fact {
+            Fact::RankConnected { rank, client, .. } => Some((*rank, client.clone())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(connected, [(Rank(0), OUTPUT_LINES.to_owned())], "{end}");
+}
+
+#[test]
+fn a_loss_that_is_printed_as_nan_is_a_finding() {
+    let stage = Stage::new();
+    let script = "i=0; until [ -e $MARKS/end ]; do sleep 0.02; i=$((i+1)); \
+                  [ $i -lt 20 ] && echo step $i loss 2.5 || echo step $i loss nan; done";
+    let plan = stage.sh(script).variable("MAINSTAY_PROGRESS", r"step (\d+) loss (?P<loss>\S+)");
+    let job = plan.start();
+    let found = job.wait_for("the finding", |entry| match &entry.body {
+        Body::Finding(finding) if finding.what == FindingKind::NotANumber => Some(finding.step),
+        _ => None,
+    });
+    stage.mark("end");
+    assert_eq!(found, 20);
+    job.end().assert_status(0);
 }

@@ -1,6 +1,7 @@
 //! Converts the options of `mainstay run` to the plan of the job.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use mainstay_model::time::Span;
@@ -82,6 +83,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
             role: args.role,
             virtual_local_rank: args.host.virtual_local_rank,
             numa: args.host.numa_binding,
+            progress: args.progress.map(Arc::new),
         },
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
         master_port: fixed_port,
@@ -275,6 +277,14 @@ mod tests {
         assert_eq!(hang.mode, Mode::Auto);
         assert!(plan_of(&["--hang-limit", "step", "/bin/sh"]).is_err());
         assert!(plan_of(&["--hang", "maybe", "/bin/sh"]).is_err());
+    }
+
+    #[test]
+    fn a_rule_for_lines_of_progress() {
+        let settings = |rule: &str| plan_of(&["--progress", rule, "/bin/sh"]).map(|plan| plan.settings);
+        let rule = settings(r"step (\d+)").expect("a plan").ranks.progress.expect("a rule");
+        assert_eq!(rule.read(b"step 7").and_then(|line| line.step), Some(7));
+        assert!(settings("step (").is_err());
     }
 
     #[test]

@@ -72,7 +72,9 @@ impl Watch {
         // A rank in a long phase may be what the others wait for, whatever else it looks like.
         for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
             let sample = &self.ranks[rank].sample;
-            let first = sample.step.is_none() && (sample.registered || self.newest_step().is_none());
+            let first = sample.step.is_none()
+                && (sample.registered || self.newest_step().is_none())
+                && !self.prints_nothing(rank);
             let long = if first { Some(PhaseId::FIRST_STEP) } else { sample.long };
             if let Some(phase) = long.filter(|_| !sample.closed) {
                 let name = self.phases.name(phase);

@@ -9,6 +9,9 @@ use mainstay_model::time::{Mono, Span};
 
 use super::Watch;
 
+/// The highest confidence in a hang if only lines of the output show steps.
+const MAX_CONFIDENCE_BY_OUTPUT: f64 = 0.7;
+
 impl Watch {
     /// The hang that these suspects amount to, with its evidence.
     pub(super) fn hang(&self, now: Mono, suspects: Suspects, usual: (PhaseId, Limit)) -> Hang {
@@ -36,7 +39,12 @@ impl Watch {
             };
             evidence.push(format!("{} {does}", self.number(suspects.culprits[0] as usize)));
         }
-        self.finding(now, suspects.kind, suspects.culprits, self.moved, phase, suspects.confidence, evidence)
+        let mut confidence = suspects.confidence;
+        if self.phases.is_output(phase) && suspects.kind != HangKind::Stopped {
+            evidence.push("the ranks' steps are known only from lines of their output".to_owned());
+            confidence = confidence.min(MAX_CONFIDENCE_BY_OUTPUT);
+        }
+        self.finding(now, suspects.kind, suspects.culprits, self.moved, phase, confidence, evidence)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one record, from its two makers")]

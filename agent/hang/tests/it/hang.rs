@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use mainstay_hang::{Count, HangKind, HangStatus, Limits, ProcessState, RankSample};
+use mainstay_hang::{Count, HangKind, HangStatus, Limits, OUTPUT_LINES, PhaseId, ProcessState, RankSample};
 use mainstay_model::id::Rank;
 use mainstay_model::time::Span;
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
@@ -245,4 +245,48 @@ fn a_rank_that_finishes_while_the_others_wait_is_the_culprit() {
     let (hang, _) = job.hangs(Span::seconds(60));
     assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::FinishedEarly, &[Rank(0)][..]));
     assert!(!hang.victims.contains(&Rank(0)));
+}
+
+/// A job of which only the first rank prints its steps, each 200 ms.
+fn prints(limits: Limits) -> Job {
+    let mut job = Job::started(limits);
+    job.all_still();
+    let lines = job.watch.phases().section(OUTPUT_LINES);
+    job.sights.iter_mut().for_each(|sample| sample.phase = lines);
+    for step in 0..60 {
+        job.is_calm_for(Span::millis(200));
+        job.step_of(0, step);
+        job.sights[0].phase = lines;
+        let phase = if step == 0 { PhaseId::FIRST_STEP } else { lines };
+        job.watch.phases().learn(phase, step, Span::millis(200));
+    }
+    job
+}
+
+#[test]
+fn ranks_that_print_no_steps_are_not_behind_one_that_does() {
+    let mut job = prints(Limits::default());
+    job.is_calm_for(Span::seconds(29));
+    let (hang, _) = job.hangs(Span::seconds(3));
+    assert_eq!((hang.kind, hang.culprits.len(), hang.step), (HangKind::AllStill, 0, Some(59)));
+    assert_eq!(hang.phase, OUTPUT_LINES);
+    assert!(hang.confidence <= 0.7);
+    testing::snapshot!("reasons", "hang: a rank prints no further step", hang.headline());
+}
+
+#[test]
+fn the_limit_of_a_step_is_that_of_its_line() {
+    let limits = Limits { given: [("step".to_owned(), Span::seconds(5))].into(), ..Limits::default() };
+    let (hang, took) = prints(limits).hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(6), "{took}");
+    assert_eq!(hang.step, Some(59));
+}
+
+#[test]
+fn a_rank_that_works_without_printing_is_given_the_time_for_work() {
+    let mut job = prints(Limits::default());
+    for _ in 0..200 {
+        job.works(3, Span::millis(900), 4096);
+        job.is_calm_for(Span::seconds(1));
+    }
 }

@@ -4,12 +4,15 @@ pub mod files;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use mainstay_checkpoint::replication_cost::StepTime;
+use mainstay_diagnosis::progress_rule::ProgressRule;
 use mainstay_model::entry::StepDone;
 use mainstay_model::id::{Attempt, Rank};
 use mainstay_model::time::Span;
 use mainstay_sensors::source::nvrx::Monitor;
+use mainstay_sensors::source::output_lines::OutputLines;
 use mainstay_sensors::source::pages::PageReader;
 use mainstay_sys::inotify::Watcher;
 
@@ -24,13 +27,15 @@ pub(crate) struct Pages {
     pub(crate) watcher: Option<Watcher>,
     /// The sockets of ranks that may connect to a rank monitor of NVRx.
     monitors: BTreeMap<Rank, Monitor>,
+    /// Reads steps from the ranks' output, if a rule was given.
+    lines: Option<OutputLines>,
     /// The steps of the first rank since they were taken.
     pub(crate) step_times: Vec<StepDone>,
 }
 
 impl Pages {
     /// Pages in this directory.
-    pub(crate) fn open(directory: Option<&Path>) -> Pages {
+    pub(crate) fn open(directory: Option<&Path>, rule: Option<&Arc<ProgressRule>>) -> Pages {
         let watch = |directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -40,7 +45,13 @@ impl Pages {
                 .ok()
         };
         let watcher = directory.and_then(watch);
-        Pages { readers: BTreeMap::new(), watcher, monitors: BTreeMap::new(), step_times: Vec::new() }
+        Pages {
+            readers: BTreeMap::new(),
+            watcher,
+            monitors: BTreeMap::new(),
+            lines: rule.cloned().and_then(OutputLines::start),
+            step_times: Vec::new(),
+        }
     }
 
     pub(crate) fn get(&self, rank: Rank) -> Option<&PageReader> {
@@ -56,6 +67,7 @@ impl Pages {
     pub(crate) fn clear(&mut self) {
         self.monitors.clear();
         self.readers.clear();
+        self.lines.iter().for_each(OutputLines::forget);
     }
 
     /// Creates sockets for ranks that connect to a rank monitor of NVRx. Without them the ranks run all the same.
@@ -72,13 +84,17 @@ impl Pages {
         }
     }
 
-    /// Reads the page of a new process.
-    pub(crate) fn add(&mut self, process: &RankProcess) {
+    /// Reads the page of a new process, and the steps that it prints if there is a rule for them.
+    pub(crate) fn add(&mut self, process: &RankProcess, spec: &RankSpec, attempt: Attempt) {
         let Some((path, file)) = &process.page else { return };
         match PageReader::map(file) {
             Ok(reader) => {
                 let substitute = self.monitors.get(&process.rank).map(Monitor::page);
-                self.readers.insert(process.rank, reader.with_substitute(substitute));
+                let spec = spec.page_spec(attempt, process.local_rank);
+                let files = [&*process.files.stdout, &*process.files.stderr];
+                let lines = self.lines.as_ref().and_then(|lines| lines.read(&spec, files));
+                let reader = reader.with_substitute(substitute).with_output_lines(lines);
+                self.readers.insert(process.rank, reader);
             }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page");

@@ -172,6 +172,7 @@ mod tests {
                 role: "default".to_owned(),
                 virtual_local_rank: false,
                 numa: None,
+                progress: None,
             },
             job: "j".to_owned(),
             launch: "r@1".to_owned(),

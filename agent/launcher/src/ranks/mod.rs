@@ -155,7 +155,7 @@ impl Ranks {
         Ranks {
             attempt: Attempt(0),
             processes: Vec::new(),
-            pages: Pages::open(directory),
+            pages: Pages::open(directory, spec.settings.progress.as_ref()),
             stopping,
             warm,
             ended: mpsc::unbounded_channel(),

@@ -145,7 +145,7 @@ impl Ranks {
             error.to_string()
         })?;
         for rank in &ranks {
-            self.pages.add(rank);
+            self.pages.add(rank, &self.spec, attempt);
             watch(rank, self.ended.0.clone());
             if let Some(guardian) = &mut self.guardian {
                 guardian.guard(rank.pid);

@@ -358,6 +358,20 @@ fn a_non_finite_loss_on_all_ranks_is_a_user_fault_and_on_one_rank_a_hardware_fau
     assert_eq!(one.kinds(), [(FindingKind::NotANumber, false), (FindingKind::NotANumber, true)]);
 }
 
+/// As where one rank prints its steps for all.
+#[test]
+fn the_loss_of_a_rank_that_alone_reports_steps_is_judged() {
+    let mut run = Run::new(4, "train.py");
+    for step in (10..200).step_by(10) {
+        let loss = Some(if step < 50 { 2.5 } else { f64::NAN });
+        let (start, end) = (Mono(step * MS), Mono((step + 10) * MS));
+        let done = StepDone { step, start, end, loss, ..StepDone::default() };
+        run.found.extend(run.watch.steps(Rank(0), &[done]));
+    }
+    assert_eq!(run.kinds(), [(FindingKind::NotANumber, false)]);
+    assert_eq!(run.found[0].since_step, 50);
+}
+
 #[test]
 fn occasional_gradient_overflows_are_normal() {
     let mut run = Run::new(4, "train.py");

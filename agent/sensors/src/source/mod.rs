@@ -15,6 +15,7 @@ pub mod kmsg;
 pub mod nccl_ras;
 pub mod nvrx;
 pub mod oom;
+pub mod output_lines;
 pub mod pages;
 pub mod process_limit;
 pub mod program;

@@ -7,15 +7,16 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use mainstay_heartbeat::{Claiming, Measures, PageSpec, PageWords, Writer, format};
+use mainstay_heartbeat::{Claiming, Measures, PageSpec, PageWords, Writer};
 use mainstay_wire::nvrx::{ClientMessage, Session, socket_name};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, spawn_local};
 
 use mainstay_sys::clock;
+
+use super::pages::page_in_memory;
 
 /// The client's name in its page.
 const LANGUAGE: &str = "nvrx";
@@ -39,7 +40,7 @@ impl Monitor {
     /// The socket cannot be created: its path has more than 107 bytes, or the directory cannot be written.
     pub fn listen(directory: &Path, spec: &PageSpec<'_>) -> io::Result<Monitor> {
         let path = directory.join(socket_name(spec.local_rank));
-        let page = page(spec)?;
+        let page = page_in_memory(spec)?;
         // From an earlier attempt, whose monitor is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
@@ -59,14 +60,6 @@ impl Drop for Monitor {
         self.task.abort();
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-fn page(spec: &PageSpec<'_>) -> io::Result<Arc<PageWords>> {
-    let bytes = format(spec);
-    let words: Box<[AtomicU64]> =
-        bytes.as_chunks::<8>().0.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect();
-    let words: Box<PageWords> = words.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
-    Ok(Arc::from(words))
 }
 
 async fn accept(listener: UnixListener, page: Arc<PageWords>) {

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use mainstay_hang::{Class, Count, PhaseId, Phases, RankSample};
+use mainstay_hang::{Class, Count, OUTPUT_LINES, PhaseId, Phases, RankSample};
 use mainstay_heartbeat::layout::NAME_ENTRIES;
 use mainstay_heartbeat::{
-    Claim, ExitKind, MAJOR, MINOR, Page, PageWords, Refusal, RefusalReason, SectionId, StepRecord,
+    Beat, Claim, ExitKind, MAJOR, MINOR, Page, PageSpec, PageWords, Refusal, RefusalReason, SectionId,
+    StepRecord, format,
 };
 use mainstay_model::entry::{Note, Spent, StepDone};
 use mainstay_model::time::{Mono, Span};
@@ -16,6 +18,8 @@ use mainstay_progress::straggler::SectionKind;
 use mainstay_view::node::BeatView;
 
 use mainstay_sys::mapping::MappedPage;
+
+use super::output_lines::begin_round;
 
 /// How many of the last steps show how long a step takes.
 const RECENT: usize = 64;
@@ -57,6 +61,41 @@ pub struct PageReader {
     seen: usize,
     /// The claim under which an earlier round of the same process reported: nothing of it belongs to this round.
     past_claim: Option<u64>,
+    lines: Option<OutputLines>,
+}
+
+/// The steps that lines of the rank's output report. They count while its client reports none.
+#[derive(Debug)]
+struct OutputLines {
+    page: Arc<PageWords>,
+    /// Records that were reported already.
+    records: u64,
+    connected: bool,
+    /// Whether the records of the last look are of this page.
+    are_read: bool,
+    /// The last step, for the time of one where not each is printed.
+    last_step: Option<u64>,
+}
+
+impl OutputLines {
+    /// The newest line of this round, unless the rank's own page has a step.
+    fn beat(&self, own: Option<&Beat>) -> Option<Beat> {
+        let page = Page::new(&self.page).ok()?;
+        let beat = page.beat().filter(|beat| Some(beat.claim) == claims(&page))?;
+        own.is_none_or(|own| own.step.is_none()).then_some(beat)
+    }
+}
+
+/// A page in this program's own memory, for what does not write a page itself.
+///
+/// # Errors
+/// None that is known: the format of a page has the length of one.
+pub fn page_in_memory(spec: &PageSpec<'_>) -> io::Result<Arc<PageWords>> {
+    let bytes = format(spec);
+    let words: Box<[AtomicU64]> =
+        bytes.as_chunks::<8>().0.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect();
+    let words: Box<PageWords> = words.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(Arc::from(words))
 }
 
 /// What was reported already.
@@ -86,7 +125,21 @@ impl PageReader {
             recent: [0; RECENT],
             seen: 0,
             past_claim: None,
+            lines: None,
         })
+    }
+
+    /// The same, with a page of the steps that the rank prints. They count while its client reports none.
+    #[must_use]
+    pub fn with_output_lines(mut self, page: Option<Arc<PageWords>>) -> PageReader {
+        self.lines = page.map(|page| OutputLines {
+            page,
+            records: 0,
+            connected: false,
+            are_read: false,
+            last_step: None,
+        });
+        self
     }
 
     /// The same, with another page to read while no client has claimed this one.
@@ -104,10 +157,51 @@ impl PageReader {
         (self.reported.connected, self.reported.raised) = (false, false);
         self.reported.role = None;
         self.was_quiet = false;
+        if let Some(lines) = &mut self.lines {
+            (lines.connected, lines.last_step) = (false, None);
+            begin_round(&lines.page);
+        }
     }
 
     /// Returns what is new.
     pub fn look(&mut self) -> PageChanges {
+        let mut news = self.look_at_page();
+        self.look_at_lines(&mut news);
+        news
+    }
+
+    /// The newest beat of this round in the rank's own page.
+    fn own_beat(&self) -> Option<Beat> {
+        let page = self.mapped.page().ok()?;
+        page.beat().filter(|beat| Some(beat.claim) != self.past_claim)
+    }
+
+    fn look_at_lines(&mut self, news: &mut PageChanges) {
+        let own = self.own_beat();
+        let PageReader { lines: Some(lines), records, recent, seen, .. } = self else { return };
+        lines.are_read = false;
+        let (beat, Ok(page)) = (lines.beat(own.as_ref()), Page::new(&lines.page)) else { return };
+        let Some(beat) = beat else { return };
+        lines.are_read = true;
+        records.clear();
+        lines.records = page.records_since(lines.records, records).next_cursor;
+        records.retain(|record| u64::from(record.claim) == beat.claim & u64::from(u32::MAX));
+        for record in records.iter() {
+            let steps = lines.last_step.and_then(|last| record.step.checked_sub(last)).unwrap_or(1).max(1);
+            lines.last_step = Some(record.step);
+            if !record.first {
+                recent[*seen % RECENT] = record.end_mono_ns.saturating_sub(record.start_mono_ns) / steps;
+                *seen = seen.wrapping_add(1);
+            }
+        }
+        news.steps = records.iter().map(|record| step_done(&page, record)).collect();
+        if !lines.connected && beat.step.is_some() {
+            lines.connected = true;
+            news.connected.get_or_insert((OUTPUT_LINES.to_owned(), Mono(beat.mono_ns)));
+        }
+    }
+
+    fn look_at_page(&mut self) -> PageChanges {
         let PageReader { mapped, reported, records, recent, seen, past_claim, .. } = self;
         let Ok(page) = mapped.page() else { return PageChanges::default() };
         let mut news = PageChanges::default();
@@ -151,11 +245,29 @@ impl PageReader {
     /// What the page shows the judge of hangs now, and its collective counters.
     pub fn sample(&mut self, known: &mut Phases) -> (RankSample, &[Count]) {
         self.counts.clear();
-        let Ok(page) = self.mapped.page() else { return (RankSample::default(), &self.counts) };
+        let mut sample = self.sample_page(known);
+        if let Some(lines) = &self.lines
+            && let Some(beat) = lines.beat(self.own_beat().as_ref())
+        {
+            if sample.phase <= PhaseId::STEP {
+                sample.phase = known.section(OUTPUT_LINES);
+                sample.since = sample.since.max(Mono(beat.step_mono_ns.unwrap_or(beat.mono_ns)));
+            }
+            sample.registered = true;
+            sample.claim = sample.claim.wrapping_add(beat.claim);
+            sample.beats = sample.beats.wrapping_add(beat.count);
+            sample.beat_at = sample.beat_at.max(Mono(beat.mono_ns));
+            sample.step = beat.step;
+        }
+        (sample, &self.counts)
+    }
+
+    fn sample_page(&mut self, known: &mut Phases) -> RankSample {
+        let Ok(page) = self.mapped.page() else { return RankSample::default() };
         let (by, closed) = match page.claim() {
             Claim::Claimed(by) if Some(by.claims) != self.past_claim => (by, false),
             Claim::Closed { by, .. } if Some(by.claims) != self.past_claim => (by, true),
-            _ => return (RankSample::default(), &self.counts),
+            _ => return RankSample::default(),
         };
         self.counts.extend(page.collectives().iter().map(|collective| Count {
             comm: collective.comm,
@@ -171,9 +283,7 @@ impl PageReader {
             ..RankSample::default()
         };
         // Without a beat of the new claimant, the page has the last beat of the previous one.
-        let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {
-            return (sample, &self.counts);
-        };
+        let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else { return sample };
         let stepped = beat.step_mono_ns.unwrap_or(by.claimed_mono_ns);
         (sample.beats, sample.beat_at, sample.step) = (beat.count, Mono(beat.mono_ns), beat.step);
         (sample.phase, sample.since) = (PhaseId::STEP, Mono(stepped));
@@ -187,7 +297,7 @@ impl PageReader {
             // A section that spans steps is judged by its part in the present step.
             (sample.phase, sample.since) = (phase, Mono(open.start_mono_ns.max(stepped)));
         }
-        (sample, &self.counts)
+        sample
     }
 
     /// Reports to the judge of hangs how long the steps of the last look took.
@@ -196,6 +306,17 @@ impl PageReader {
         let Ok(page) = self.mapped.page() else { return };
         if was_quiet {
             // Time that was announced as unusual must not be learned.
+            return;
+        }
+        if self.lines.as_ref().is_some_and(|lines| lines.are_read) {
+            for record in &self.records {
+                let took = record.end_mono_ns.saturating_sub(record.start_mono_ns);
+                let phase = if record.first { PhaseId::FIRST_STEP } else { known.section(OUTPUT_LINES) };
+                // Of lines that came together, the first one has the time of all.
+                if took > 0 {
+                    known.learn(phase, record.step, Span(took));
+                }
+            }
             return;
         }
         for record in &self.records {
@@ -214,9 +335,14 @@ impl PageReader {
 
     /// The last steps that are kept, the newest last, at most `most`: number and nanoseconds.
     pub fn last_steps(&self, most: usize) -> Vec<(u64, u64)> {
-        let Ok(page) = self.mapped.page() else { return Vec::new() };
+        let lines = self.lines.as_ref().filter(|lines| lines.beat(self.own_beat().as_ref()).is_some());
+        let (page, reported) = match lines {
+            Some(lines) => (Page::new(&lines.page), lines.records),
+            None => (self.mapped.page(), self.reported.records),
+        };
+        let Ok(page) = page else { return Vec::new() };
         let mut records = Vec::new();
-        page.records_since(self.reported.records.saturating_sub(most as u64), &mut records);
+        page.records_since(reported.saturating_sub(most as u64), &mut records);
         let took = |record: &StepRecord| record.end_mono_ns.saturating_sub(record.start_mono_ns);
         records.iter().rev().take(most).rev().map(|record| (record.step, took(record))).collect()
     }
@@ -246,12 +372,22 @@ impl PageReader {
     /// The page's present state, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
-        let beat = page.beat().filter(|beat| Some(beat.claim) != self.past_claim)?;
+        let own = self.own_beat();
+        let lines = self.lines.as_ref().and_then(|lines| lines.beat(own.as_ref()));
         let name = |id| page.section_name(id).unwrap_or_else(|| "?".to_owned());
+        let mut sections: Vec<String> =
+            own.iter().flat_map(Beat::open_sections).map(|open| name(open.id)).collect();
+        // A rank that has printed no step yet shows nothing.
+        let lines = lines.filter(|beat| beat.step.is_some());
+        if lines.is_some() && sections.is_empty() {
+            sections.push(OUTPUT_LINES.to_owned());
+        }
+        let at = own.iter().chain(&lines).map(|beat| Mono(beat.mono_ns)).max();
+        let beat = lines.or(own)?;
         Some(BeatView {
             step: beat.step,
-            sections: beat.open_sections().iter().map(|open| name(open.id)).collect(),
-            at: Mono(beat.mono_ns),
+            sections,
+            at: at.unwrap_or_default(),
             loss: beat.loss,
             median_step: self.median_step(),
             pace: Pace::default(),
