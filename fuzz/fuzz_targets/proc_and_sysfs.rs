@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_health::host::fabric::Expected;
-use mainstay_health::parse::{mounts, proc, sysfs, systemd};
+use mainstay_health::parse::{mounts, proc, sysfs, systemd, tcp};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -22,6 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(text.contains(&stat.name));
     }
     let _ = proc::runs(&text);
+    assert!(tcp::unacknowledged(&text).len() <= text.lines().count());
     for rate in [sysfs::port_rate(&text), sysfs::interface_rate(&text)].into_iter().flatten() {
         assert!(rate.is_finite() && rate > 0.0, "{rate}");
     }

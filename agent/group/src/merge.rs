@@ -30,7 +30,7 @@ mod world;
 
 pub use checkpoints::{COPIES_AMONG, SUMMED_WITHIN};
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_hang::{ACTIVITY, PlaceGroup, Waits, fold};
@@ -370,6 +370,18 @@ impl Merge {
         }
     }
 
+    /// Sentences with the name of the host after each address of one.
+    fn with_host_names(&self, sentences: Vec<String>) -> Vec<String> {
+        let members = self.hosts.iter().map(|host| &host.seated.member);
+        let hosts: BTreeMap<&str, &str> = members.map(|member| (&*member.address, &*member.host)).collect();
+        let named = |word: &str| match hosts.get(word).filter(|_| !word.is_empty()) {
+            Some(host) => format!("{word} (host {host})"),
+            None => word.to_owned(),
+        };
+        let sentence = |line: String| line.split(' ').map(named).collect::<Vec<_>>().join(" ");
+        sentences.into_iter().map(sentence).collect()
+    }
+
     /// Passes on events about ranks; during a start only after all hosts have started.
     fn pass(&mut self, at: Mono, seat: u32, event: Event, next: &mut VecDeque<Next>) {
         if !self.is_of_attempt(&event) || matches!(self.phase, Phase::Started | Phase::Idle) {
@@ -412,6 +424,7 @@ impl Merge {
             all.took = all.took.max(took);
         }
         let Evidence { file, groups, waits, summary, took } = all;
+        let summary = self.with_host_names(summary);
         let of_group =
             |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
         let groups = fold(groups.into_iter().flat_map(of_group));

@@ -18,3 +18,4 @@ pub mod prometheus;
 mod record;
 pub mod sysfs;
 pub mod systemd;
+pub mod tcp;

@@ -121,6 +121,12 @@ impl Hang {
     }
 }
 
+/// Evidence that the network between two addresses is cut, at least in one direction. Callers replace an address by
+/// words that also have the name of its host.
+pub fn no_acknowledgement(rank: Rank, from: &str, to: &str, retransmissions: u32) -> String {
+    format!("{rank} on {from} gets no acknowledgement from {to} after {retransmissions} retransmissions")
+}
+
 /// Ranks at the same position in the code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceGroup {

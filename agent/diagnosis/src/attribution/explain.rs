@@ -274,7 +274,7 @@ pub fn class_advice(class: Class) -> &'static str {
 }
 
 /// What to do about single findings, by the names of their signatures.
-const FINDINGS: [(&[&str], &str); 4] = [
+const FINDINGS: [(&[&str], &str); 5] = [
     (&["storage.throttled"], "Wait, or log in, which raises the limit: huggingface-cli whoami."),
     (
         &["net.dns"],
@@ -283,6 +283,11 @@ const FINDINGS: [(&[&str], &str); 4] = [
     (
         &["cuda.device_unavailable", "gaudi.acquire", "jax.tpu_in_use"],
         "Find and end the process that holds the device: fuser -v /dev/nvidia* /dev/accel* /dev/vfio/*.",
+    ),
+    (
+        &["net.gloo_loopback", "net.loopback_fallback"],
+        "Set GLOO_SOCKET_IFNAME to the interface between the hosts, which ip -br addr shows; or let getent hosts NAME give \
+         the address of each host there.",
     ),
     (&["torch.addr_in_use"], "Find the process that holds the port: ss -ltnp."),
 ];

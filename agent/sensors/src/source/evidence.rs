@@ -2,6 +2,7 @@
 //! for in the kernel. It runs in a separate thread with a deadline; what does not answer in time is left out.
 
 mod collectives;
+mod connections;
 mod native;
 mod nccl_version;
 mod python;
@@ -123,7 +124,8 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Collecte
     collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
     let lines: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
-    let collectives::CollectiveReport { waits, findings, ras } = collectives;
+    let collectives::CollectiveReport { waits, mut findings, ras } = collectives;
+    findings.extend(connections::unanswered(&training));
     let waited: Vec<&str> = waits.iter().map(|waits| waits.reported.as_str()).collect();
     let whole =
         json!({ "groups": lines, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });

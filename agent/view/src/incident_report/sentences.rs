@@ -13,7 +13,7 @@ use mainstay_model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 pub fn fault(verdict: &Verdict) -> String {
     let sure = percent(verdict.confidence);
     let class = verdict.class.as_deref().and_then(|name| Class::named(name).map(|class| (class, name)));
-    if let (Some(what), Some((_, name))) = (ran_out(verdict), class) {
+    if let (Some(what), Some((_, name))) = (not_the_programs(verdict), class) {
         return format!("{} ({name}). {sure} sure.", capital(what));
     }
     if is_of_client(verdict) {
@@ -30,6 +30,13 @@ pub fn fault(verdict: &Verdict) -> String {
         Some((class, name)) => format!("{whose}: {} ({name}). {sure} sure.", class.description()),
         None => format!("{whose}. {sure} sure."),
     }
+}
+
+/// What failed, if it is the user's but not the program's: a wrong setting, or what the job used up.
+fn not_the_programs(verdict: &Verdict) -> Option<&'static str> {
+    let class = verdict.class.as_deref().and_then(Class::named);
+    let setting = class.filter(|class| *class == Class::UserConfig && verdict.domain == FaultDomain::User);
+    ran_out(verdict).or(setting.map(Class::description))
 }
 
 /// What the job used up, if that made it fail.
@@ -59,7 +66,7 @@ pub fn brief(verdict: &Verdict) -> String {
         return format!("{headline} (the fault of Mainstay's own client, {sure} sure)");
     }
     if verdict.domain != FaultDomain::Unknown {
-        let whose = ran_out(verdict).map_or_else(|| verdict.domain.to_string(), str::to_owned);
+        let whose = not_the_programs(verdict).map_or_else(|| verdict.domain.to_string(), str::to_owned);
         return format!("{headline} ({whose}, {sure} sure)");
     }
     let who_sent = match verdict.cause {

@@ -1,6 +1,7 @@
 //! Links that get slow or lose packets while ranks train: no host is lost, and the job ends as without.
 
-use mainstay_tests::{Job, has_torch};
+use mainstay_model::verdict::Cause;
+use mainstay_tests::{Job, has_client, has_torch};
 
 use super::assert_undisturbed;
 use super::cluster::Cluster;
@@ -63,4 +64,58 @@ fn ddp_over_a_slow_link_that_loses_packets_and_a_rank_ends_with_the_parameters_o
         assert_eq!(end.summary().attempts, 2, "{end}");
     }
     assert_undisturbed(&cluster, &[0, 1]);
+}
+
+/// Steps in lockstep: rank 2 waits for a byte of each other rank, and answers.
+const LOCKSTEP: &str = r#"
+import socket
+import mainstay
+if ATTEMPT > 0:
+    sys.exit(0)
+if RANK == 2:
+    listener = socket.create_server(("", 29777))
+    mark("listens")
+    peers = [listener.accept()[0] for _ in range(2)]
+else:
+    while True:
+        try:
+            peer = socket.create_connection((os.environ["SERVER"], 29777), timeout=5)
+            break
+        except OSError:
+            time.sleep(0.05)
+    peer.settimeout(None)
+for step in range(1_000_000):
+    if RANK == 2:
+        for peer in peers:
+            peer.recv(1)
+        for peer in peers:
+            peer.sendall(b"x")
+    else:
+        peer.sendall(b"x")
+        peer.recv(1)
+    mainstay.step(step)
+    if step == 100:
+        mark(f"trains.{RANK}")
+    time.sleep(0.005)
+"#;
+
+#[test]
+fn a_link_that_is_cut_in_one_direction_is_named_with_both_hosts() {
+    if !has_client() || !has_namespaces() {
+        return;
+    }
+    let cluster = Cluster::in_namespaces(3);
+    let (from, to) = (cluster.network().address(1), cluster.network().address(2));
+    let jobs = cluster.start(LOCKSTEP, "--hang-limit step=8s", &[("SERVER", &to)]);
+    cluster.host_with("trains.1");
+    cluster.network().cut(1, 2);
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        let verdict = end.verdict();
+        assert!(matches!(verdict.cause, Cause::Hang { .. }), "{end}");
+        let ends = [(from.as_str(), 1), (to.as_str(), 2)]
+            .map(|(at, host)| format!("{at} (host {})", cluster.host_name(host)));
+        let names_both = |line: &String| ends.iter().all(|end| line.contains(end.as_str()));
+        assert!(verdict.evidence.iter().any(names_both), "{end}");
+    }
 }

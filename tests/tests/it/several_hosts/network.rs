@@ -121,6 +121,12 @@ impl Network {
         self.links.as_ref().expect("a network with links").set(host, out, back);
     }
 
+    /// Nothing that `from` sends reaches `to` from now on, and nobody notices: its packets go to no one's address.
+    pub fn cut(&self, from: usize, to: usize) {
+        let (namespace, to) = (self.namespace(from), self.address(to));
+        ip(&format!("-n {namespace} neigh replace {to} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"));
+    }
+
     /// Sends a signal to every process of a host; returns whether there is none.
     fn signal(&self, host: usize, signal: Signal) -> bool {
         let reported = Command::new("ip")
