@@ -112,6 +112,71 @@ async fn without_a_server_the_message_names_the_searched_places_and_what_to_star
     assert_eq!(json["servers"][0]["answers"], false);
 }
 
+/// The finding of `mainstay doctor` about a part.
+fn finding(doctor: &Output, what: &str) -> Option<Value> {
+    let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    for finding in findings.iter().filter(|finding| finding["found"] == "no") {
+        assert!(finding["fix"].as_str().is_some_and(|fix| !fix.is_empty()), "{finding}");
+    }
+    findings.iter().find(|finding| finding["what"] == what).cloned()
+}
+
+#[tokio::test]
+async fn the_commands_by_which_doctor_fixes_sockets_without_a_server_fix_them() {
+    let dir = testing::tempdir().unwrap();
+    // The sockets stay when their servers are gone. One needs quotes.
+    let (agent, run_dir) = (dir.path().join("an agent.sock"), dir.path().join("runs/job"));
+    std::fs::create_dir_all(&run_dir).unwrap();
+    let launcher = run_dir.join("api.sock");
+    for socket in [&agent, &launcher] {
+        drop(std::os::unix::net::UnixListener::bind(socket).unwrap());
+    }
+    let notices = tokio::net::UnixDatagram::bind(dir.path().join("notices")).unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_mainstay")).parent().unwrap();
+    let fix = |finding: &Value| {
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(format!("exec {}", finding["fix"].as_str().unwrap()))
+            .env("PATH", format!("{}:/usr/bin:/bin", program.display()))
+            .env("MAINSTAY_AGENT_STATE_DIR", dir.path().join("state"))
+            .env("NOTIFY_SOCKET", dir.path().join("notices"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        shell
+    };
+    let doctor = async |named: Option<&Path>| {
+        let mut command = mainstay(dir.path());
+        command.args(["doctor", "--json"]);
+        if let Some(socket) = named {
+            command.arg("--socket").arg(socket);
+        }
+        run(&mut command).await
+    };
+
+    let ill = finding(&doctor(None).await, "launcher socket").unwrap();
+    assert_eq!(ill["found"], "no");
+    assert!(fix(&ill).status().await.unwrap().success());
+    assert_eq!(finding(&doctor(None).await, "launcher socket"), None);
+
+    let before = doctor(Some(&agent)).await;
+    assert_eq!(before.status.code(), Some(1));
+    let ill = finding(&before, "agent socket").unwrap();
+    assert_eq!(ill["found"], "no");
+    let running = fix(&ill).spawn().unwrap();
+    let mut notice = [0; 4096];
+    loop {
+        let length = notices.recv(&mut notice).await.unwrap();
+        if String::from_utf8_lossy(&notice[..length]).lines().any(|line| line == "READY=1") {
+            break;
+        }
+    }
+    let well = finding(&doctor(Some(&agent)).await, "agent socket").unwrap();
+    assert_eq!((&well["found"], well.get("fix")), (&Value::from("ok"), None));
+    drop(running);
+}
+
 #[tokio::test]
 async fn a_launcher_warns_if_no_agent_answers_on_the_named_socket() {
     let dir = testing::tempdir().unwrap();
