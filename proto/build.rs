@@ -60,8 +60,14 @@ fn named(of: &EnumDescriptorProto) -> String {
 }
 
 /// Texts that are absent as JSON if they are empty.
-const ABSENT: [&str; 5] =
-    ["Job.policy_trouble", "Job.copies_behind", "Job.waits_as_spare", "Job.leading_host", "Job.incomplete"];
+const ABSENT: [&str; 6] = [
+    "Job.policy_trouble",
+    "Job.copies_behind",
+    "Job.waits_as_spare",
+    "Job.leading_host",
+    "Job.incomplete",
+    "ListJobsResponse.next_page_token",
+];
 
 /// How the fields of a message become JSON.
 fn as_json(mut builder: Builder, message: &DescriptorProto) -> Builder {

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::budget::{Budgets, Share};
+use super::refusal::{Reason, invalid};
 use super::roles::Roles;
 use mainstay_launcher::agent_link::wire;
 use mainstay_node::{Attached, Hello, Input, Session, ToLauncher};
@@ -60,7 +61,7 @@ impl Launchers {
         match first {
             Ok(attached) => Ok(attached),
             // The end of the previous launcher may still be queued in `inputs`: ask again behind it.
-            Err(_) => ask(&self.inputs, hello, orders).await?.map_err(Status::already_exists),
+            Err(_) => ask(&self.inputs, hello, orders).await?.map_err(|why| Reason::JOB_ATTACHED.refuse(why)),
         }
     }
 }
@@ -72,7 +73,7 @@ async fn ask(
     orders: mpsc::Sender<ToLauncher>,
 ) -> Result<Result<Attached, String>, Status> {
     let (answer, answered) = oneshot::channel();
-    let gone = || Status::unavailable("the agent is stopping");
+    let gone = || Reason::SERVER_STOPPING.refuse("the agent is stopping");
     node.send(Input::Attach { hello, orders, answer }).await.map_err(|_| gone())?;
     answered.await.map_err(|_| gone())
 }
@@ -88,18 +89,18 @@ impl LauncherService for Launchers {
         let caller = self.roles.user(&request, "Attach")?;
         let (pid, uid) = (caller.pid, caller.user.uid);
         let share = self.budgets.attach(uid).ok_or_else(|| {
-            Status::resource_exhausted(format!(
+            Reason::TOO_MANY_LAUNCHERS.refuse(format!(
                 "user {uid} has the most launchers that may be attached to this agent: end some of them"
             ))
         })?;
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST, incoming.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no Hello came"))?;
+        let first = first.map_err(|_| Reason::NO_HELLO.refuse("no Hello came"))?;
         let Some(LauncherMessage::Hello(hello)) = first?.and_then(|first| first.message) else {
-            return Err(Status::invalid_argument("the first message must be Hello"));
+            return Err(invalid("hello", "the first message must be Hello"));
         };
         if let Some(problem) = JobId::problem(&hello.job) {
-            return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
+            return Err(invalid("job", format!("{problem}; choose another --rdzv-id")));
         }
         let (orders, ordered) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let refusals = orders.downgrade();
@@ -212,7 +213,7 @@ fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
         ToLauncher::Late(incident, of) => AgentMessage::LateEvidence(evidence_out(incident, of)),
         ToLauncher::RankContext(known) => AgentMessage::RankContext(evidence::rank_context(known)),
         ToLauncher::Leave(leave) => AgentMessage::Leave(wire::leave_out(leave)),
-        ToLauncher::Refused(reason) => return Err(Status::resource_exhausted(reason.clone())),
+        ToLauncher::Refused(reason) => return Err(Reason::TOO_MANY_REPORTS.refuse(reason)),
     };
     Ok(FromAgent { message: Some(message) })
 }

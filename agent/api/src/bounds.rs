@@ -17,6 +17,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::connection_limits::{ConnectionLimits, ConnectionPermit};
+use super::refusal::Reason;
 use super::shares::{Share, Shares, Source};
 
 /// Open calls of one source and of all sources of a listener.
@@ -82,7 +83,7 @@ impl Bounds {
     pub(super) async fn answer(&self, source: Source, bytes: usize) -> Result<Share, Status> {
         let share = tokio::time::timeout(SHARE_TIMEOUT, self.unread.take(source, bytes)).await;
         share.map_err(|_| {
-            Status::resource_exhausted(format!(
+            Reason::TOO_MANY_UNREAD_ANSWERS.refuse(format!(
                 "{source} has the most answers that may wait to be read: read or cancel them"
             ))
         })
@@ -121,6 +122,12 @@ impl<S> tower::Layer<S> for Bounds {
     }
 }
 
+/// Whether this is a call of a gRPC method.
+pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(hyper::http::header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
 /// A service with bounds.
 #[derive(Clone, Debug)]
 pub(super) struct Bounded<S> {
@@ -149,10 +156,8 @@ where
         };
         let Some(place) = place else {
             const TOO_MANY: &str = "this caller or all callers have the most calls that may be open";
-            let kind = request.headers().get(hyper::http::header::CONTENT_TYPE);
-            let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-            let refused = if is_grpc {
-                Status::resource_exhausted(TOO_MANY).into_http()
+            let refused = if is_grpc(&request) {
+                Reason::TOO_MANY_CALLS.refuse(TOO_MANY).into_http()
             } else {
                 // A probe reads the status alone.
                 let mut refused = Response::new(Body::new(format!("{TOO_MANY}\n")));
@@ -265,7 +270,7 @@ impl Reports {
                 let share = self.shares.try_take(self.source, self.left);
                 self.share = Some(share.ok_or_else(|| {
                     let source = self.source;
-                    Status::resource_exhausted(format!(
+                    Reason::TOO_MANY_REPORTS.refuse(format!(
                         "the launchers of {source} have the most bytes that may wait for the agent: it processes 1 MiB/s"
                     ))
                 })?);

@@ -24,6 +24,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::convert::checkpoint::{RunFilter, advice_out, durable_out, listing, small};
+use super::refusal::{Reason, invalid};
 use super::restore::{Restore, RestoresByUser, Running};
 use super::roles::Roles;
 use super::run_directories::{Home, Homes};
@@ -98,7 +99,7 @@ impl Checkpoints {
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
         self.peers.clone().ok_or_else(|| {
-            Status::failed_precondition(
+            Reason::NO_REPLICAS.refuse(
                 "this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration",
             )
         })
@@ -107,9 +108,8 @@ impl Checkpoints {
     /// The owner whose runs the user may see: one owner, or all.
     fn seen_by(&self, user: User, asked: Option<u32>) -> Result<Option<u32>, Status> {
         match asked {
-            Some(uid) if uid != user.uid && !self.roles.is_operator(user) => {
-                Err(Status::permission_denied(format!("user {} may not see runs of user {uid}", user.uid)))
-            }
+            Some(uid) if uid != user.uid && !self.roles.is_operator(user) => Err(Reason::CALLER_NOT_ALLOWED
+                .refuse(format!("user {} may not see runs of user {uid}", user.uid))),
             Some(uid) => Ok(Some(uid)),
             None if self.roles.is_operator(user) => Ok(None),
             None => Ok(Some(user.uid)),
@@ -117,7 +117,7 @@ impl Checkpoints {
     }
 
     fn one_more_restore(&self, user: User) -> Result<Running, Status> {
-        Running::begin(&self.running, user).map_err(Status::resource_exhausted)
+        Running::begin(&self.running, user).map_err(|why| Reason::TOO_MANY_RESTORES.refuse(why))
     }
 
     fn watching(&self) -> Watching {
@@ -137,19 +137,25 @@ fn run_of(run: &str, user: User) -> Result<String, Status> {
         return Ok(owned(user.uid, run));
     };
     let shown: String = run.chars().take(LONGEST_RUN).filter(|letter| !letter.is_control()).collect();
-    Err(Status::invalid_argument(format!("run {shown:?}: {problem}; choose another --rdzv-id")))
+    Err(invalid("run", format!("{shown:?}: {problem}; choose another --rdzv-id")))
 }
 
 /// Runs blocking work on its own thread.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+    tokio::task::spawn_blocking(work).await.map_err(|error| Reason::INTERNAL.refuse(error.to_string()))
 }
 
 fn place(run: String, directory: String, pool: String, user: User) -> Result<WatchedDirectory, Status> {
     let directory = PathBuf::from(directory);
     let pool = (!pool.is_empty()).then(|| PathBuf::from(pool));
-    if run.is_empty() || !directory.is_absolute() || pool.as_ref().is_some_and(|pool| !pool.is_absolute()) {
-        return Err(Status::invalid_argument("run: a run id; directory and pool: absolute paths"));
+    if run.is_empty() {
+        return Err(invalid("run", "give a run id"));
+    }
+    let is_relative = |path: &PathBuf| !path.is_absolute();
+    for (field, path) in [("directory", Some(&directory)), ("pool", pool.as_ref())] {
+        if path.is_some_and(is_relative) {
+            return Err(invalid(field, "give an absolute path"));
+        }
     }
     Ok(WatchedDirectory { run: run_of(&run, user)?, directory, user, pool })
 }
@@ -286,7 +292,7 @@ impl CheckpointService for Checkpoints {
             let removed = found.into_iter().map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>();
             removed.map_err(|error| error.to_string())
         });
-        let copies = removed.await?.map_err(Status::aborted)?;
+        let copies = removed.await?.map_err(|why| Reason::NOT_REMOVED.refuse(why))?;
         Ok(Response::new(RemoveCheckpointResponse { copies: small(copies) }))
     }
 

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status};
 use super::ReadSide;
 use super::bounds::{self, Bounds};
 use super::readers::{Owners, Reader};
+use super::refusal::{Reason, invalid};
 use super::shares::{Share, Source};
 use super::stream::{Answers, Caller, End, answer_to_the_end};
 use mainstay_journal::state::StateReader;
@@ -140,16 +141,16 @@ impl EventService for Events {
 fn after_cursor(request: &ListEventsRequest) -> Result<u64, Status> {
     match request.page_token.as_str() {
         "" => Ok(request.after_cursor),
-        token => token.parse().map_err(|_| {
-            Status::invalid_argument(format!("page_token {token:?} is no next_page_token of this method"))
-        }),
+        token => token
+            .parse()
+            .map_err(|_| invalid("page_token", format!("{token:?} is no next_page_token of this method"))),
     }
 }
 
 /// The most events of a page.
 fn limit(request: &ListEventsRequest) -> Result<usize, Status> {
     let size = u32::try_from(request.page_size)
-        .map_err(|_| Status::invalid_argument(format!("page_size {} is negative", request.page_size)))?;
+        .map_err(|_| invalid("page_size", format!("{} is negative", request.page_size)))?;
     Ok(match if request.limit == 0 { size } else { request.limit } {
         0 => USUAL_LIMIT,
         limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
@@ -206,7 +207,8 @@ pub(super) async fn one(
 ) -> Result<(Entry, Event), Status> {
     let found = self::read(&read.bounds, source, &read.snapshots, cursor.saturating_sub(1)).await?;
     let entry = found.entries.into_iter().next().filter(|entry| entry.seq == cursor);
-    let entry = entry.ok_or_else(|| Status::not_found(format!("the journal has no event {cursor}")))?;
+    let entry =
+        entry.ok_or_else(|| Reason::UNKNOWN_EVENT.refuse(format!("the journal has no event {cursor}")))?;
     // The user of a job whose start was not read is unknown.
     let with_texts = Owners::default().may_read(reader, &entry, &read.snapshots.view());
     let event = read.visible_event(&entry, with_texts, reader);
@@ -214,7 +216,7 @@ pub(super) async fn one(
 }
 
 fn not_theirs(job: &str) -> Status {
-    Status::permission_denied(format!(
+    Reason::TEXTS_WITHHELD.refuse(format!(
         "why job {job:?} failed is for its user and for operators, on the agent's Unix socket: ask as that user, or have \
          job_texts = \"everyone\" put into the agent's configuration"
     ))
@@ -319,8 +321,8 @@ async fn read_on_a_thread(
     };
     tokio::task::spawn_blocking(read)
         .await
-        .map_err(|error| Status::internal(format!("reading the journal: {error}")))?
-        .map_err(|error| Status::unavailable(error.to_string()))
+        .map_err(|error| Reason::INTERNAL.refuse(format!("reading the journal: {error}")))?
+        .map_err(|error| Reason::JOURNAL_UNREADABLE.refuse(error.to_string()))
 }
 
 /// A cursor from the future belongs to another journal: waiting for it would never end.
@@ -329,7 +331,7 @@ fn not_ahead(snapshots: &StateReader, cursor: u64) -> Result<(), Status> {
     if cursor <= newest {
         return Ok(());
     }
-    Err(Status::out_of_range(format!(
+    Err(Reason::CURSOR_AHEAD.refuse(format!(
         "cursor {cursor} is beyond the newest event, {newest}: it belongs to another journal; start again from 0"
     )))
 }

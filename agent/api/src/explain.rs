@@ -21,6 +21,7 @@ use super::ReadSide;
 use super::bounds;
 use super::events::{MAX_PAGE_BYTES, of_failures, one};
 use super::readers::Reader;
+use super::refusal::{Reason, invalid};
 use super::shares::Source;
 
 /// The service.
@@ -32,14 +33,17 @@ impl ExplainService for Explain {
         let reader = self.0.readers.reader(&request);
         let source = Source::from_connection(request.extensions());
         let target = request.into_inner().target;
-        let target = target.ok_or_else(|| Status::invalid_argument("name what to explain"))?;
+        let target = target.ok_or_else(|| invalid("target", "name what to explain"))?;
         let share = self.0.bounds.answer(source, 2 * MAX_PAGE_BYTES).await?;
         let report = match target {
             Target::Component(name) => self.component(&name)?,
             Target::Cursor(cursor) => self.event(cursor, reader, source).await?,
             Target::Code(code) => {
                 let meaning = code_in(&code).and_then(|code| explain::meaning(code, self.catalog()));
-                Report::Code(meaning.ok_or_else(|| Status::not_found("the catalog does not have this code"))?)
+                Report::Code(
+                    meaning
+                        .ok_or_else(|| Reason::UNKNOWN_CODE.refuse("the catalog does not have this code"))?,
+                )
             }
             Target::Failure(of) => {
                 let report = self.0.failure(&of.job, of.incident.map(Incident), reader, source).await?;
@@ -60,7 +64,7 @@ impl Explain {
     fn component(&self, name: &str) -> Result<Report, Status> {
         let view = self.0.snapshots.view();
         let Some(component) = named(&view, name) else {
-            return Err(Status::not_found(format!("there is no component {name:?} here")));
+            return Err(Reason::UNKNOWN_COMPONENT.refuse(format!("there is no component {name:?} here")));
         };
         Ok(Report::Component(explain::component(&view, component, (self.0.clock)(), self.catalog())))
     }
@@ -96,11 +100,12 @@ impl ReadSide {
         let report = incident_report::from_entries(entries.iter(), incident).ok_or_else(|| {
             let which =
                 incident.map_or("no failure".to_owned(), |incident| format!("no failure {}", incident.0));
-            Status::not_found(format!("the journal has {which} of job {job:?}"))
+            Reason::UNKNOWN_FAILURE.refuse(format!("the journal has {which} of job {job:?}"))
         })?;
         if reader != Reader::Masked {
             return Ok(report);
         }
-        masked(&report).map_err(|error| Status::internal(format!("masking secrets of the report: {error}")))
+        masked(&report)
+            .map_err(|error| Reason::INTERNAL.refuse(format!("masking secrets of the report: {error}")))
     }
 }

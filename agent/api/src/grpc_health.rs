@@ -12,6 +12,7 @@ use mainstay_proto::grpc_health_v1::{
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
+use super::refusal::Reason;
 use super::stream::{Answers, Caller, End, answer};
 
 /// The services that are SERVING as long as the process answers, whatever the node's health. The empty name is the
@@ -33,7 +34,7 @@ impl Health for GrpcHealth {
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = request.into_inner().service;
         let status = self.0.status_of(&service).ok_or_else(|| {
-            Status::not_found(format!(
+            Reason::UNKNOWN_SERVICE.refuse(format!(
                 "no service {service:?}; there are {NODE:?}, {READY:?} and each component by name (see List)"
             ))
         })?;

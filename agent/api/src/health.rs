@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use mainstay_model::id::JobId;
+use mainstay_model::id::{JobId, Rank};
 use mainstay_model::time::Stamp;
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
-    ListDevicesResponse, ListJobsRequest, ListJobsResponse, RunPreflightRequest, RunPreflightResponse,
-    Server, TakeStacksRequest, TakeStacksResponse, WatchNodeRequest, WatchNodeResponse,
+    ListDevicesResponse, ListJobsRequest, ListJobsResponse, ListRanksRequest, ListRanksResponse,
+    RunPreflightRequest, RunPreflightResponse, Server, TakeStacksRequest, TakeStacksResponse, WatchNodeRequest, WatchNodeResponse,
 };
 use mainstay_view::convert::device::device;
 use mainstay_view::convert::health as from_view;
@@ -20,6 +20,7 @@ use super::convert;
 use super::leader::{OfLeader, is_led_elsewhere};
 use super::preflight::{self, PreflightPlan};
 use super::readers::Reader;
+use super::refusal::{Reason, invalid};
 use super::replicas::Replicas;
 use super::saving;
 use super::shares::Source;
@@ -29,6 +30,12 @@ use super::{Mode, ReadSide};
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Ranks of a page: below the 4 MiB that callers accept by default.
+const MOST_RANKS: usize = 1000;
+
+/// What the message of a rank needs in memory, in bytes, about.
+const RANK_BYTES: usize = 1 << 10;
 
 /// The service.
 pub(super) struct Health(pub(super) ReadSide);
@@ -47,29 +54,83 @@ impl HealthService for Health {
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
         let reader = self.0.readers.reader(&request);
+        let source = Source::from_connection(request.extensions());
+        let ListJobsRequest { page_size, page_token, without_ranks } = request.into_inner();
+        let most = page(page_size)?.unwrap_or(usize::MAX);
         let view = self.0.snapshots.view();
-        let bytes = bytes_of(view.jobs.values());
-        let share = self.0.bounds.answer(Source::from_connection(request.extensions()), bytes).await?;
-        let leading = self.0.of_leader(view.jobs.values()).await;
-        let jobs = self.0.jobs(&view, leading.as_ref(), (self.0.clock)(), reader);
-        Ok(bounds::holding(ListJobsResponse { jobs }, share, bytes))
+        // The token is the last job of the page before. It may have ended and be forgotten.
+        let after = (!page_token.is_empty()).then_some(JobId(page_token));
+        let rest = view.jobs.iter().skip_while(|(id, _)| after.as_ref().is_some_and(|after| *id <= after));
+        let mut listed: Vec<&JobView> = rest.map(|(_, job)| job).take(most.saturating_add(1)).collect();
+        let more = listed.len() > most;
+        listed.truncate(most);
+        let next_page_token = match listed.last() {
+            Some(last) if more => last.id.0.clone(),
+            _ => String::new(),
+        };
+        let bytes = bytes_of(listed.iter().copied(), without_ranks);
+        let share = self.0.bounds.answer(source, bytes).await?;
+        let leading = self.0.of_leader(listed.iter().copied()).await;
+        let jobs = self.0.jobs(listed, leading.as_ref(), (self.0.clock)(), reader, without_ranks);
+        Ok(bounds::holding(ListJobsResponse { jobs, next_page_token }, share, bytes))
     }
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
         let reader = self.0.readers.reader(&request);
         let source = Source::from_connection(request.extensions());
-        let id = JobId(request.into_inner().id);
+        let GetJobRequest { id, without_ranks } = request.into_inner();
+        let id = JobId(id);
         let view = self.0.snapshots.view();
         let Some(job) = view.jobs.get(&id) else {
-            let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).collect();
-            return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
+            return Err(unknown_job(&id, &view));
         };
-        let bytes = bytes_of([job]);
+        let bytes = bytes_of([job], without_ranks);
         let share = self.0.bounds.answer(source, bytes).await?;
         let leading = self.0.of_leader([job]).await;
-        let replicas = Replicas::from_service(self.0.checkpoints.as_deref());
-        let job = self.0.job(job, leading.as_ref(), (self.0.clock)(), &replicas, reader);
-        Ok(bounds::holding(GetJobResponse { job: Some(job) }, share, bytes))
+        let job = self.0.jobs([job], leading.as_ref(), (self.0.clock)(), reader, without_ranks).pop();
+        Ok(bounds::holding(GetJobResponse { job }, share, bytes))
+    }
+
+    async fn list_ranks(
+        &self,
+        request: Request<ListRanksRequest>,
+    ) -> Result<Response<ListRanksResponse>, Status> {
+        let reader = self.0.readers.reader(&request);
+        let source = Source::from_connection(request.extensions());
+        let ListRanksRequest { job: id, page_size, page_token } = request.into_inner();
+        let most = page(page_size)?.unwrap_or(MOST_RANKS).min(MOST_RANKS);
+        let first = match page_token.as_str() {
+            "" => 0,
+            token => token.parse().map_err(|_| {
+                invalid("page_token", format!("{token:?} is no next_page_token of this method"))
+            })?,
+        };
+        let view = self.0.snapshots.view();
+        let id = JobId(id);
+        let Some(job) = view.jobs.get(&id) else {
+            return Err(unknown_job(&id, &view));
+        };
+        let bytes = most.min(job.ranks.len()) * RANK_BYTES;
+        let share = self.0.bounds.answer(source, bytes).await?;
+        let leading = self.0.of_leader([job]).await;
+        let now = (self.0.clock)();
+        if leading.is_some() {
+            let whole = self.0.jobs([job], leading.as_ref(), now, reader, false).pop().unwrap_or_default();
+            let mut rest = whole.ranks.into_iter().filter(|rank| rank.rank >= first);
+            let ranks: Vec<_> = rest.by_ref().take(most).collect();
+            let next_page_token = rest.next().map_or_else(String::new, |rank| rank.rank.to_string());
+            return Ok(bounds::holding(ListRanksResponse { ranks, next_page_token }, share, bytes));
+        }
+        let mut views = job.ranks.range(Rank(first)..);
+        let mut ranks: Vec<_> =
+            views.by_ref().take(most).map(|(_, rank)| from_view::rank(rank, now)).collect();
+        if !reader.may_read(Some(job.spec.uid)) {
+            ranks.iter_mut().for_each(from_view::withhold_texts_of);
+        } else if reader == Reader::Masked {
+            ranks.iter_mut().for_each(from_view::mask_secrets_of);
+        }
+        let next_page_token = views.next().map_or_else(String::new, |(rank, _)| rank.0.to_string());
+        Ok(bounds::holding(ListRanksResponse { ranks, next_page_token }, share, bytes))
     }
 
     async fn list_devices(
@@ -137,14 +198,14 @@ async fn watch(
 ) -> End {
     let mut snapshots = read.snapshots.clone();
     loop {
-        let share = read.bounds.unread.take(source, bytes_of(snapshots.view().jobs.values())).await;
+        let share = read.bounds.unread.take(source, bytes_of(snapshots.view().jobs.values(), false)).await;
         let leading = read.of_leader(snapshots.view().jobs.values()).await;
         let now = (read.clock)();
         let view = snapshots.view();
         let message = WatchNodeResponse {
             node: Some(from_view::node(&view, now)),
             server: Some(read.server(now)),
-            jobs: read.jobs(&view, leading.as_ref(), now, reader),
+            jobs: read.jobs(view.jobs.values(), leading.as_ref(), now, reader, false),
         };
         drop(view);
         if let Err(left) = caller.send(message).await {
@@ -189,17 +250,46 @@ impl ReadSide {
         reported
     }
 
-    fn jobs(&self, view: &NodeView, leading: Option<&OfLeader>, now: Stamp, reader: Reader) -> Vec<Job> {
+    fn jobs<'a>(
+        &self,
+        jobs: impl IntoIterator<Item = &'a JobView>,
+        leading: Option<&OfLeader>,
+        now: Stamp,
+        reader: Reader,
+        without_ranks: bool,
+    ) -> Vec<Job> {
         let replicas = Replicas::from_service(self.checkpoints.as_deref());
-        view.jobs.values().map(|job| self.job(job, leading, now, &replicas, reader)).collect()
+        let jobs = jobs.into_iter().map(|job| self.job(job, leading, now, &replicas, reader));
+        let light = |job: Job| match without_ranks {
+            true => Job { ranks: Vec::new(), ..job },
+            false => job,
+        };
+        jobs.map(light).collect()
     }
 }
 
 /// What the messages of these jobs need in memory, in bytes, about.
-fn bytes_of<'a>(jobs: impl IntoIterator<Item = &'a JobView>) -> usize {
+fn bytes_of<'a>(jobs: impl IntoIterator<Item = &'a JobView>, without_ranks: bool) -> usize {
     const JOB: usize = 16 << 10;
-    const RANK: usize = 1 << 10;
-    jobs.into_iter().map(|job| JOB + job.ranks.len() * RANK).sum::<usize>() + JOB
+    let ranks = |job: &JobView| if without_ranks { 0 } else { job.ranks.len() };
+    jobs.into_iter().map(|job| JOB + ranks(job) * RANK_BYTES).sum::<usize>() + JOB
+}
+
+/// The most entries of a page; none if the caller sets no limit.
+fn page(size: i32) -> Result<Option<usize>, Status> {
+    let size = usize::try_from(size).map_err(|_| invalid("page_size", format!("{size} is negative")))?;
+    Ok((size > 0).then_some(size))
+}
+
+/// Names some jobs that are known: a status has to fit into the headers that callers accept.
+fn unknown_job(id: &JobId, view: &NodeView) -> Status {
+    const NAMED: usize = 16;
+    let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).take(NAMED).collect();
+    let more = match view.jobs.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Reason::UNKNOWN_JOB.refuse(format!("no job {:?} here; known: {known:?}{more}", id.0))
 }
 
 fn interval(asked: Option<prost_types::Duration>) -> Duration {

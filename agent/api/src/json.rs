@@ -30,6 +30,7 @@ use super::ReadSide;
 use super::bounds::{self, Held};
 use super::events::{Events, MAX_PAGE_BYTES};
 use super::health::Health;
+use super::refusal::{self, Reason, invalid};
 use super::shares::Source;
 use super::stream::{self, Caller, End};
 
@@ -59,14 +60,17 @@ async fn devices(State(read): State<ReadSide>, request: Request) -> Response {
     answer(Health(read).list_devices(asking(ListDevicesRequest {}, request)).await, json_of)
 }
 
-/// Without ranks: a list of large jobs would be megabytes.
+/// A list of large jobs with their ranks would be megabytes.
+const LIGHT: ListJobsRequest =
+    ListJobsRequest { without_ranks: true, page_size: 0, page_token: String::new() };
+
 async fn jobs(State(read): State<ReadSide>, request: Request) -> Response {
-    let jobs = Health(read).list_jobs(asking(ListJobsRequest {}, request)).await;
-    answer(jobs, without_ranks)
+    let jobs = Health(read).list_jobs(asking(LIGHT, request)).await;
+    answer(jobs, without_rank_lists)
 }
 
-fn without_ranks(mut answer: ListJobsResponse) -> serde_json::Result<Value> {
-    answer.jobs.iter_mut().for_each(|job| job.ranks.clear());
+/// Absent, where an empty list would mean that a job has no ranks.
+fn without_rank_lists(answer: ListJobsResponse) -> serde_json::Result<Value> {
     let mut answer = json_of(answer)?;
     for job in answer["jobs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
         job.remove("ranks");
@@ -90,7 +94,7 @@ async fn stream(
 ) -> Response {
     let StreamQuery { job } = match query {
         Ok(Query(query)) => query,
-        Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
+        Err(refused) => return refuse(&Reason::INVALID_FIELD.refuse(refused.body_text())),
     };
     let connection = request.into_parts().0.extensions;
     let stop = read.stop.clone();
@@ -137,18 +141,21 @@ async fn state(
     connection: &Extensions,
 ) -> Result<(Value, Vec<Held>), Status> {
     let health = Health(read.clone());
-    let failed = |error: serde_json::Error| Status::internal(error.to_string());
+    let failed = |error: serde_json::Error| Reason::INTERNAL.refuse(error.to_string());
     let node = health.get_node(asking_on(GetNodeRequest {}, connection)).await?;
     let devices = health.list_devices(asking_on(ListDevicesRequest {}, connection)).await?;
-    let jobs = health.list_jobs(asking_on(ListJobsRequest {}, connection)).await?;
+    let jobs = health.list_jobs(asking_on(LIGHT, connection)).await?;
     let mut held: Vec<Held> = jobs.extensions().get::<Held>().cloned().into_iter().collect();
     let mut state = json!({
         "node": json_of(node.into_inner()).map_err(failed)?,
         "devices": json_of(devices.into_inner()).map_err(failed)?,
-        "jobs": without_ranks(jobs.into_inner()).map_err(failed)?,
+        "jobs": without_rank_lists(jobs.into_inner()).map_err(failed)?,
     });
     if let Some(id) = job {
-        match health.get_job(asking_on(GetJobRequest { id: id.to_owned() }, connection)).await {
+        match health
+            .get_job(asking_on(GetJobRequest { id: id.to_owned(), without_ranks: false }, connection))
+            .await
+        {
             Ok(job) => {
                 held.extend(job.extensions().get::<Held>().cloned());
                 state["job"] = json_of(job.into_inner()).map_err(failed)?;
@@ -168,9 +175,9 @@ async fn job(
 ) -> Response {
     let Path(id) = match id {
         Ok(id) => id,
-        Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
+        Err(refused) => return refuse(&Reason::INVALID_FIELD.refuse(refused.body_text())),
     };
-    answer(Health(read).get_job(asking(GetJobRequest { id }, request)).await, json_of)
+    answer(Health(read).get_job(asking(GetJobRequest { id, without_ranks: false }, request)).await, json_of)
 }
 
 /// The query of a request for events.
@@ -213,7 +220,7 @@ impl EventQuery {
 fn named<E: ApiEnum + Copy>(field: &str, name: &str, all: &[E]) -> Result<E, Status> {
     all.iter().copied().find(|of| of.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(|of| of.name().to_lowercase()).collect();
-        Status::invalid_argument(format!("{field}: {name:?} is none of {}", names.join(", ")))
+        invalid(field, format!("{name:?} is none of {}", names.join(", ")))
     })
 }
 
@@ -224,7 +231,7 @@ async fn events(
 ) -> Response {
     let query = match query {
         Ok(Query(query)) => query,
-        Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
+        Err(refused) => return refuse(&Reason::INVALID_FIELD.refuse(refused.body_text())),
     };
     let filter = match query.filter() {
         Ok(filter) => Some(filter),
@@ -247,7 +254,7 @@ async fn incident(
 ) -> Response {
     let Path((job, incident)) = match path {
         Ok(path) => path,
-        Err(refused) => return refuse(&Status::invalid_argument(refused.body_text())),
+        Err(refused) => return refuse(&Reason::INVALID_FIELD.refuse(refused.body_text())),
     };
     let request = asking((), request);
     let (reader, source) = (read.readers.reader(&request), Source::from_connection(request.extensions()));
@@ -285,7 +292,7 @@ fn answer<T>(
     };
     match json(message) {
         Ok(value) => as_json(StatusCode::OK, value, extensions),
-        Err(error) => refuse(&Status::internal(error.to_string())),
+        Err(error) => refuse(&Reason::INTERNAL.refuse(error.to_string())),
     }
 }
 
@@ -300,7 +307,11 @@ fn refuse(status: &Status) -> Response {
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    as_json(code, json!({ "error": status.message() }), Extensions::new())
+    let mut error = json!({ "error": status.message() });
+    if let Some(reason) = refusal::reason_of(status) {
+        error["reason"] = reason.into();
+    }
+    as_json(code, error, Extensions::new())
 }
 
 /// The share of the answer lasts until its bytes are counted.

@@ -31,6 +31,7 @@ mod pace;
 pub mod page;
 mod preflight;
 pub mod readers;
+mod refusal;
 mod replicas;
 mod restore;
 pub mod roles;
@@ -321,7 +322,17 @@ fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
         .add_service(HealthServer::new(grpc_health::GrpcHealth(read.clone())))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(grpc.into_axum_router().merge(http::router(read.clone())).into())
+    Ok(grpc.into_axum_router().merge(http::router(read.clone())).fallback(not_served).into())
+}
+
+/// Answers calls of methods that this listener does not have: some are for callers on the Unix socket only.
+async fn not_served(request: axum::extract::Request) -> axum::response::Response {
+    if !bounds::is_grpc(&request) {
+        return http::not_found(request.uri().clone()).await;
+    }
+    let path = request.uri().path();
+    let why = format!("{path} is not served here: methods that change something are on the Unix socket only");
+    refusal::Reason::NOT_SERVED_HERE.refuse(why).into_http()
 }
 
 /// Serves gRPC and HTTP, or what the routes have of them.

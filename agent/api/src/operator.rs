@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
 
 use super::Clock;
+use super::refusal::{Reason, invalid};
 use super::roles::Roles;
 use mainstay_node::Input;
 use mainstay_view::convert::timestamp;
@@ -40,9 +41,12 @@ impl Operators {
 
     async fn record(&self, uid: u32, component: String, word: OperatorAction) -> Result<(), Status> {
         let (answer, answered) = oneshot::channel();
-        let gone = || Status::unavailable("the agent is stopping");
+        let gone = || Reason::SERVER_STOPPING.refuse("the agent is stopping");
         self.inputs.send(Input::Operator { uid, component, word, answer }).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())?.map_err(|unknown| Status::not_found(unknown.to_string()))
+        answered
+            .await
+            .map_err(|_| gone())?
+            .map_err(|unknown| Reason::UNKNOWN_COMPONENT.refuse(unknown.to_string()))
     }
 }
 
@@ -65,9 +69,9 @@ impl OperatorService for Operators {
         let uid = self.roles.operator(&request, "SilenceComponent")?.user.uid;
         let SilenceComponentRequest { component, reason, duration } = request.into_inner();
         let asked = duration.and_then(|duration| Duration::try_from(duration).ok());
-        let asked = asked.filter(|asked| !asked.is_zero() && *asked <= MAX_SILENCE).ok_or_else(|| {
-            Status::invalid_argument("duration: give a duration of more than zero and at most 30 days")
-        })?;
+        let asked = asked
+            .filter(|asked| !asked.is_zero() && *asked <= MAX_SILENCE)
+            .ok_or_else(|| invalid("duration", "give a duration of more than zero and at most 30 days"))?;
         let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);
         let until = Wall((self.clock)().wall.0.saturating_add(nanos));
         self.record(uid, component, OperatorAction::Silence { reason: given(reason)?, until }).await?;
@@ -90,12 +94,12 @@ impl OperatorService for Operators {
         let uid = self.roles.operator(&request, "ResetGpu")?.user.uid;
         let ResetGpuRequest { gpu, reason } = request.into_inner();
         let (reason, (answer, answered)) = (given(reason)?, oneshot::channel());
-        let gone = || Status::unavailable("the agent is stopping");
+        let gone = || Reason::SERVER_STOPPING.refuse("the agent is stopping");
         self.inputs.send(Input::ResetGpu { uid, gpu, reason, answer }).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?.map_err(|error| match &error {
-            ResetError::Unknown { .. } => Status::not_found(error.to_string()),
-            error if error.was_tried() => Status::aborted(error.to_string()),
-            error => Status::failed_precondition(error.to_string()),
+            ResetError::Unknown { .. } => Reason::UNKNOWN_GPU.refuse(error.to_string()),
+            error if error.was_tried() => Reason::GPU_RESET_FAILED.refuse(error.to_string()),
+            error => Reason::GPU_RESET_REFUSED.refuse(error.to_string()),
         })?;
         Ok(Response::new(ResetGpuResponse {}))
     }
@@ -103,10 +107,10 @@ impl OperatorService for Operators {
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: a reason is required; the journal records it"));
+        return Err(invalid("reason", "a reason is required; the journal records it"));
     }
     if reason.len() > LONGEST_REASON {
-        return Err(Status::invalid_argument(format!("reason: at most {LONGEST_REASON} bytes")));
+        return Err(invalid("reason", format!("at most {LONGEST_REASON} bytes")));
     }
     Ok(reason)
 }

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
+use super::refusal::{Reason, invalid};
 use mainstay_launcher::drill::{Fault, Injected};
 use mainstay_launcher::order::{JobOrder, Ordered, Refused};
 
@@ -29,13 +30,13 @@ impl Orders {
 
     async fn pass_on(&self, uid: u32, reason: String, order: JobOrder) -> Result<(), Status> {
         let (answer, answered) = oneshot::channel();
-        let gone = || Status::unavailable("the job is over");
+        let gone = || Reason::SERVER_STOPPING.refuse("the job is over");
         self.orders.send(Ordered { uid, reason, order, answer }).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?.map_err(|refused| match refused {
             Refused::NotNow(_) | Refused::NotAllowed | Refused::NotHere(_) => {
-                Status::failed_precondition(refused.to_string())
+                Reason::ORDER_NOT_POSSIBLE.refuse(refused.to_string())
             }
-            Refused::NoSuchRank(_) => Status::not_found(refused.to_string()),
+            Refused::NoSuchRank(_) => Reason::UNKNOWN_RANK.refuse(refused.to_string()),
         })
     }
 }
@@ -45,17 +46,18 @@ fn caller<T>(request: &Request<T>) -> Result<u32, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();
     let credentials = connection
         .and_then(|connection| connection.peer_cred)
-        .ok_or_else(|| Status::permission_denied("orders are taken on the Unix socket only"))?;
+        .ok_or_else(|| Reason::UNIX_SOCKET_ONLY.refuse("orders are taken on the Unix socket only"))?;
     let uid = credentials.uid();
     if uid == 0 || uid == nix::unistd::geteuid().as_raw() {
         return Ok(uid);
     }
-    Err(Status::permission_denied(format!("user {uid} may not control this job: it belongs to another user")))
+    Err(Reason::CALLER_NOT_ALLOWED
+        .refuse(format!("user {uid} may not control this job: it belongs to another user")))
 }
 
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
-        return Err(Status::invalid_argument("reason: a reason is required; the journal records it"));
+        return Err(invalid("reason", "a reason is required; the journal records it"));
     }
     Ok(reason)
 }
@@ -76,10 +78,10 @@ fn injected(request: &InjectFaultRequest) -> Result<Injected, Status> {
         InjectedFault::Exception => Fault::Exception,
         InjectedFault::Hang => Fault::Hang,
         InjectedFault::Slow if SLOW_PERCENT.contains(&percent) => Fault::Slow { percent },
-        InjectedFault::Slow => return Err(Status::invalid_argument("slow_percent: from 1 to 95")),
+        InjectedFault::Slow => return Err(invalid("slow_percent", "from 1 to 95")),
         InjectedFault::Network => Fault::Network,
         InjectedFault::Ecc => Fault::Ecc,
-        InjectedFault::Unspecified => return Err(Status::invalid_argument("fault: give the action")),
+        InjectedFault::Unspecified => return Err(invalid("fault", "give the action")),
     };
     Ok(Injected { fault, at_step: request.at_step })
 }

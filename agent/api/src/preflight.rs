@@ -14,6 +14,7 @@ use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResp
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tonic::Status;
 
+use super::refusal::{Reason, invalid};
 use super::stream::{Caller, CallerGone, End};
 use super::{Mode, ReadSide};
 use mainstay_journal::state::{Looking, StateReader};
@@ -66,19 +67,18 @@ impl PreflightPlan {
         request: &RunPreflightRequest,
     ) -> Result<PreflightPlan, Status> {
         if read.about.mode == Mode::Launcher {
-            return Err(Status::unimplemented(
-                "a launcher does not watch the host: ask the agent, or run `mainstay check`",
-            ));
+            return Err(Reason::AGENT_ONLY
+                .refuse("a launcher does not watch the host: ask the agent, or run `mainstay check`"));
         }
         let mut deep = None;
         if request.deep {
             let probes = read.deep.as_ref().ok_or_else(|| {
-                Status::permission_denied(
-                    "active probes load the host: they are for callers on the agent's Unix socket",
-                )
+                Reason::UNIX_SOCKET_ONLY
+                    .refuse("active probes load the host: they are for callers on the agent's Unix socket")
             })?;
             let mut guard = probes.0.clone().try_lock_owned().map_err(|_| {
-                Status::resource_exhausted("active probes are under way here: try again when they are done")
+                Reason::PROBES_RUNNING
+                    .refuse("active probes are under way here: try again when they are done")
             })?;
             let each = request.deadline.as_ref().map_or(USUAL_PROBE, span);
             let each = each.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0);
@@ -91,7 +91,7 @@ impl PreflightPlan {
         }
         let required = request.required.iter().map(|required| {
             let group = convert::group_of(required.group())
-                .ok_or_else(|| Status::invalid_argument("a requirement names no group"))?;
+                .ok_or_else(|| invalid("required.group", "name the group"))?;
             Ok(Requirement { group, count: required.count })
         });
         let deadline = request.deadline.as_ref().map_or(USUAL_DEADLINE, span);

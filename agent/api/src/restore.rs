@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::convert::checkpoint::{kept_by, progress_out, put_back_out, result_out};
+use super::refusal::Reason;
 use super::run_directories::{Home, Homes};
 use super::watching::{Watching, problem_of};
 
@@ -105,7 +106,8 @@ impl Restore {
     /// The launcher has put back the files that the agent may not write.
     fn end(&self) -> Result<RestoreResult, Status> {
         let watch = self.files.as_ref().and_then(|files| files.find(&self.place.directory, &self.place.run));
-        let gone = || Status::aborted(format!("{} is not watched", self.place.directory.display()));
+        let gone =
+            || Reason::DIRECTORY_GONE.refuse(format!("{} is not watched", self.place.directory.display()));
         watch.ok_or_else(gone)?.end_restore(&self.put_back_token).map(result_out).map_err(refused)
     }
 
@@ -121,7 +123,9 @@ impl Restore {
         let Some(watch) = watch else {
             let ranks = (!self.ranks.is_empty()).then_some(self.ranks.as_slice());
             let restored = self.peers.restore(&self.place, ranks, &progress);
-            return restored.map(result_out).map_err(|error| Status::aborted(error.to_string()));
+            return restored
+                .map(result_out)
+                .map_err(|error| Reason::RESTORE_FAILED.refuse(error.to_string()));
         };
         if let Some(reported) = problem_of(&self.peers, &self.place) {
             tracing::warn!("{reported}");
@@ -144,7 +148,9 @@ impl Restore {
             let wanted = RestoreRequest { run: Some(&home.run), ..RestoreRequest::default() };
             choose(&restorable(self.peers.copies()), wanted).key().map(|key| key.step)
         };
-        self.homes.enter(home, self.on_purpose, newest).map_err(Status::already_exists)
+        self.homes
+            .enter(home, self.on_purpose, newest)
+            .map_err(|why| Reason::RUN_OF_ANOTHER_DIRECTORY.refuse(why))
     }
 
     fn report(&self, at: Progress) {
@@ -172,7 +178,7 @@ fn pull_caches(files: &Files, user: User) {
 /// Permanent loss has its own status: nothing may be started over it.
 fn refused(error: FilesError) -> Status {
     match error {
-        FilesError::Lost(words) => Status::data_loss(words),
-        error => Status::aborted(error.to_string()),
+        FilesError::Lost(words) => Reason::STEPS_LOST.refuse(words),
+        error => Reason::RESTORE_FAILED.refuse(error.to_string()),
     }
 }

@@ -10,6 +10,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::local_only::LOCAL_ONLY;
+use super::refusal::Reason;
 use mainstay_node::{Called, CalledBy, Input};
 
 /// Users and groups of a role.
@@ -127,7 +128,7 @@ impl Roles {
     /// Refuses a call and records it.
     pub(super) fn refuse(&self, caller: Caller, call: &'static str, why: String) -> Status {
         self.report(caller, call, &why, true);
-        Status::permission_denied(why)
+        Reason::CALLER_NOT_ALLOWED.refuse(why)
     }
 
     /// Records a call that changes something.
@@ -158,9 +159,9 @@ const MAX_RECORDED_CHARS: usize = 300;
 
 fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();
-    let credentials = connection
-        .and_then(|connection| connection.peer_cred)
-        .ok_or_else(|| Status::permission_denied(LOCAL_ONLY))?;
+    let credentials = connection.and_then(|connection| connection.peer_cred).ok_or_else(|| {
+        Reason::UNIX_SOCKET_ONLY.refuse(LOCAL_ONLY)
+    })?;
     let user = User { uid: credentials.uid(), gid: credentials.gid() };
     Ok(Caller { user, pid: Pid(credentials.pid().unwrap_or(0)) })
 }

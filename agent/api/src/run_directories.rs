@@ -11,6 +11,7 @@ use mainstay_tier::peer::WatchedDirectory;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
+use super::refusal::invalid;
 use mainstay_journal::store::value_file::ValueFile;
 
 /// Maximum number of directories remembered for each user: the newest.
@@ -40,7 +41,7 @@ impl Home {
             return Ok(None);
         }
         if id.len() > MAX_ID_CHARS || id.parse::<DirectoryId>().is_err() {
-            return Err(Status::invalid_argument("directory_id: must be BOOT:DEVICE:INODE:BIRTH"));
+            return Err(invalid("directory_id", "must be BOOT:DEVICE:INODE:BIRTH"));
         }
         Ok(Some(Home { run: place.run.clone(), directory: place.directory.clone(), id: id.to_owned() }))
     }

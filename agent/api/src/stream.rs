@@ -8,6 +8,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use super::refusal::Reason;
+
 /// How long a caller may take to accept the final status of its stream.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -42,12 +44,12 @@ pub(super) enum End {
 impl End {
     /// The server was asked to stop.
     pub(super) fn stopping() -> End {
-        End::Failed(Status::unavailable("the server is stopping"))
+        End::Failed(Reason::SERVER_STOPPING.refuse("the server is stopping"))
     }
 
     /// The task that publishes snapshots has ended: nothing will change any more.
     pub(super) fn snapshots_gone() -> End {
-        End::Failed(Status::unavailable(
+        End::Failed(Reason::SERVER_STOPPING.refuse(
             "no further events are recorded here: the job is over, or the server's log says what happened",
         ))
     }

@@ -11,6 +11,7 @@ use mainstay_tier::peer::{Service, User, WatchedDirectory};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
+use super::refusal::{Reason, invalid};
 use super::run_directories::newest_of_each;
 use mainstay_journal::store::value_file::ValueFile;
 
@@ -39,13 +40,13 @@ impl Watching {
             let is_theirs = || files.ensure_directory(&place.directory, place.user).is_ok();
             return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
         }
-        Kind::parse(kind).map_err(Status::invalid_argument)?;
+        Kind::parse(kind).map_err(|problem| invalid("files_kind", problem))?;
         // An existing watch may be absent for a moment: a new one in its place would keep it out.
         let is_new = files.find(&place.directory, &place.run).is_none();
         if is_new || place.directory.symlink_metadata().is_ok() {
             files
                 .ensure_directory(&place.directory, place.user)
-                .map_err(|error| Status::permission_denied(error.to_string()))?;
+                .map_err(|error| Reason::CALLER_NOT_ALLOWED.refuse(error.to_string()))?;
         }
         let known = FilesPlace {
             run: place.run.clone(),
@@ -53,9 +54,9 @@ impl Watching {
             kind: kind.to_owned(),
             user: Some(place.user),
         };
-        let gone = || Status::aborted(format!("{} is gone", place.directory.display()));
+        let gone = || Reason::DIRECTORY_GONE.refuse(format!("{} is gone", place.directory.display()));
         let watch = files.watch(known.wanted().ok_or_else(gone)?);
-        let watch = watch.map_err(|error| Status::aborted(error.to_string()))?;
+        let watch = watch.map_err(|error| Reason::DIRECTORY_GONE.refuse(error.to_string()))?;
         let mut kept = self.kept_files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
         let uid_of = |place: &FilesPlace| place.user.map(|user| user.uid);

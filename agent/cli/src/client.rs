@@ -191,7 +191,7 @@ impl Client {
         let mut health = self.health();
         within(&self.socket, async {
             let node = self.answer(health.get_node(GetNodeRequest {})).await?;
-            let jobs = self.answer(health.list_jobs(ListJobsRequest {})).await?;
+            let jobs = self.answer(health.list_jobs(ListJobsRequest::default())).await?;
             Ok(Snapshot {
                 server: node.server.unwrap_or_default(),
                 node: node.node.unwrap_or_default(),

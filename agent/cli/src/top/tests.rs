@@ -36,7 +36,7 @@ async fn record() {
     let write = |name: &str, bytes: Vec<u8>| std::fs::write(folder.join(name), bytes).unwrap();
     let node = GetNodeResponse { node: Some(node), server: Some(server) };
     write("node.binpb", node.encode_to_vec());
-    write("jobs.binpb", ListJobsResponse { jobs }.encode_to_vec());
+    write("jobs.binpb", ListJobsResponse { jobs, ..Default::default() }.encode_to_vec());
     write("devices.binpb", client.devices().await.unwrap().encode_to_vec());
 }
 

@@ -356,7 +356,7 @@ async fn callers_over_the_network_get_texts_without_secrets() {
         let ask = ExplainIncidentRequest { job: "secret".into(), incident: None, all: true };
         let report = client.explain_incident(ask).await.unwrap().into_inner();
         let mut health = HealthServiceClient::new(channel);
-        let jobs = health.list_jobs(ListJobsRequest {}).await.unwrap().into_inner().jobs;
+        let jobs = health.list_jobs(ListJobsRequest::default()).await.unwrap().into_inner().jobs;
         let job = jobs.into_iter().find(|job| job.id == "secret").unwrap();
         let answers = [
             format!("{events:?}"),

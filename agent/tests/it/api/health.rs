@@ -6,11 +6,14 @@ use mainstay_model::id::{Attempt, JobId, Rank};
 use mainstay_model::time::{Mono, Span};
 use mainstay_proto::v1;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::{
-    GetJobRequest, GetNodeRequest, JobPhase, ListJobsRequest, RankPhase, WatchNodeRequest,
+    AcknowledgeRequest, GetJobRequest, GetNodeRequest, JobPhase, ListJobsRequest, ListRanksRequest,
+    RankPhase, WatchNodeRequest,
 };
 use mainstay_view::node::BeatView;
 use tonic::Code;
+use tonic_types::StatusExt;
 
 use super::server::{EPOCH, SECOND, Server};
 
@@ -82,11 +85,17 @@ async fn jobs_contain_their_ranks() {
     let refusal = Fact::RankRefused { attempt: Attempt(0), rank: Rank(1), reason: "page too new".into() };
     server.fact(20, "demo", refusal);
     let mut client = HealthServiceClient::new(server.unix().await);
-    let jobs = client.list_jobs(ListJobsRequest {}).await.unwrap().into_inner().jobs;
+    let jobs = client.list_jobs(ListJobsRequest::default()).await.unwrap().into_inner().jobs;
     let ids: Vec<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
     assert_eq!(ids, ["demo", "other"]);
 
-    let job = client.get_job(GetJobRequest { id: "demo".into() }).await.unwrap().into_inner().job.unwrap();
+    let job = client
+        .get_job(GetJobRequest { id: "demo".into(), ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner()
+        .job
+        .unwrap();
     assert_eq!((job.phase(), job.step, job.max_restarts), (JobPhase::Running, Some(7), 3));
     let rank = &job.ranks[1];
     assert_eq!(
@@ -99,9 +108,74 @@ async fn jobs_contain_their_ranks() {
     assert_eq!((rank.against_peers, rank.wait_share), (Some(1.25), Some(0.2)));
     assert_eq!(rank.refusal.as_deref(), Some("page too new"));
 
-    let missing = client.get_job(GetJobRequest { id: "none".into() }).await.unwrap_err();
+    let missing =
+        client.get_job(GetJobRequest { id: "none".into(), ..Default::default() }).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
+    let info = missing.get_details_error_info().unwrap();
+    assert_eq!((info.reason.as_str(), info.domain.as_str()), ("UNKNOWN_JOB", "mainstay.v1"));
     assert!(missing.message().contains("demo"), "{}", missing.message());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn jobs_and_ranks_come_in_pages_and_all_at_once_to_callers_that_ask_for_none() {
+    let dir = testing::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    for job in ["a", "b", "c"] {
+        server.job(job);
+    }
+    let mut client = HealthServiceClient::new(server.unix().await);
+    let (mut pages, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListJobsRequest { page_size: 2, page_token, without_ranks: true };
+        let page = client.list_jobs(request).await.unwrap().into_inner();
+        assert!(page.jobs.iter().all(|job| job.ranks.is_empty()));
+        pages.push(page.jobs.iter().map(|job| job.id.clone()).collect::<Vec<_>>());
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(pages, [vec!["a".to_owned(), "b".to_owned()], vec!["c".to_owned()]]);
+    let all = client.list_jobs(ListJobsRequest::default()).await.unwrap().into_inner();
+    assert_eq!((all.jobs.len(), all.next_page_token.as_str()), (3, ""));
+    // A full last page has no page behind it.
+    let request = ListJobsRequest { page_size: 3, ..Default::default() };
+    assert_eq!(client.list_jobs(request).await.unwrap().into_inner().next_page_token, "");
+
+    let whole = GetJobRequest { id: "a".into(), ..Default::default() };
+    let whole = client.get_job(whole).await.unwrap().into_inner().job.unwrap();
+    let light = GetJobRequest { id: "a".into(), without_ranks: true };
+    let light = client.get_job(light).await.unwrap().into_inner().job.unwrap();
+    assert_eq!((whole.ranks.len(), light.ranks.len()), (2, 0));
+    let (mut ranks, mut page_token) = (Vec::new(), String::new());
+    for more in [true, false] {
+        let request = ListRanksRequest { job: "a".into(), page_size: 1, page_token };
+        let page = client.list_ranks(request).await.unwrap().into_inner();
+        assert_eq!((page.ranks.len(), !page.next_page_token.is_empty()), (1, more));
+        ranks.extend(page.ranks);
+        page_token = page.next_page_token;
+    }
+    assert_eq!(ranks, whole.ranks);
+
+    let negative = ListRanksRequest { job: "a".into(), page_size: -1, ..Default::default() };
+    let foreign = ListRanksRequest { job: "a".into(), page_token: "b".into(), ..Default::default() };
+    for (request, field) in [(negative, "page_size"), (foreign, "page_token")] {
+        let refused = client.list_ranks(request).await.unwrap_err();
+        let violations = refused.get_details_bad_request().unwrap().field_violations;
+        assert_eq!((refused.code(), violations[0].field.as_str()), (Code::InvalidArgument, field));
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn over_tcp_a_method_of_the_unix_socket_is_refused_with_a_reason() {
+    let dir = testing::tempdir().unwrap();
+    let server = Server::start(dir.path()).await;
+    let mut operator = OperatorServiceClient::new(server.tcp().await);
+    let refused = operator.acknowledge(AcknowledgeRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    assert_eq!(refused.get_details_error_info().unwrap().reason, "NOT_SERVED_HERE");
     server.stop().await;
 }
 

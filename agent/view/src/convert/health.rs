@@ -251,6 +251,11 @@ fn completed(own: Option<v1::Rank>, leading: &v1::Rank) -> v1::Rank {
     }
 }
 
+/// Removes from a rank what its program wrote.
+pub fn withhold_texts_of(rank: &mut v1::Rank) {
+    (rank.refusal, rank.sections) = (rank.refusal.take().map(|_| String::new()), Vec::new());
+}
+
 /// Removes from a job what its program or its user wrote.
 pub fn withhold_texts(job: &mut v1::Job) {
     job.texts_withheld = true;
@@ -277,9 +282,12 @@ pub fn withhold_texts(job: &mut v1::Job) {
     for finding in &mut job.findings {
         (finding.headline, finding.evidence) = (finding.what.clone(), Vec::new());
     }
-    for rank in &mut job.ranks {
-        (rank.refusal, rank.sections) = (rank.refusal.take().map(|_| String::new()), Vec::new());
-    }
+    job.ranks.iter_mut().for_each(withhold_texts_of);
+}
+
+/// Masks secrets in what the program of a rank wrote.
+pub fn mask_secrets_of(rank: &mut v1::Rank) {
+    rank.refusal.iter_mut().for_each(|text| *text = mask(text));
 }
 
 /// Masks secrets in what a job's program or its user wrote.
@@ -290,7 +298,6 @@ pub fn mask_secrets(job: &mut v1::Job) {
     texts.extend(job.last_decision.iter_mut().map(|decision| &mut decision.why));
     texts.extend(job.hang.iter_mut().map(|hang| &mut hang.headline));
     texts.extend(job.books.iter_mut().flat_map(|books| &mut books.causes).map(|cause| &mut cause.headline));
-    texts.extend(job.ranks.iter_mut().filter_map(|rank| rank.refusal.as_mut()));
     let mut lists = Vec::new();
     if let Some(verdict) = &mut job.last_verdict {
         texts.push(&mut verdict.headline);
@@ -302,6 +309,7 @@ pub fn mask_secrets(job: &mut v1::Job) {
     }
     texts.into_iter().for_each(|text| *text = mask(text));
     lists.into_iter().for_each(|list| mask_list(list));
+    job.ranks.iter_mut().for_each(mask_secrets_of);
 }
 
 fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
@@ -334,7 +342,8 @@ fn job_phase(phase: JobPhase) -> (v1::JobPhase, Option<i32>) {
     }
 }
 
-fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
+/// A rank as an API message.
+pub fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
     let (phase, exit) = match rank.phase {
         RankPhase::Started => (v1::RankPhase::Started, None),
         RankPhase::Connected => (v1::RankPhase::Connected, None),
