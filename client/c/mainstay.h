@@ -70,6 +70,9 @@ void mainstay_collective_with(uint64_t comm, uint64_t entered, uint64_t complete
  * job. */
 void mainstay_data_at(uint64_t position);
 
+/* Sets the number of steps after which this program ends, for the time that is left. 0 means unknown. */
+void mainstay_total_steps(uint64_t steps);
+
 /* Announces a long phase of at most this many seconds. Until then, or until mainstay_resume, no progress is expected of
  * the job and no hang is reported. NaN, negative and infinite numbers act like mainstay_pause. */
 void mainstay_expect_long(double seconds);

@@ -203,6 +203,14 @@ impl Client {
         }
     }
 
+    /// The number of steps after which this program ends: with the pace it gives the time that is left. 0 if it is
+    /// unknown.
+    pub fn total_steps(&self, steps: u64) {
+        if let Some(attached) = self.ours() {
+            attached.writer.total_steps(steps);
+        }
+    }
+
     /// The role of this rank: ranks of one role and pipeline stage do the same work, and are compared with each
     /// other. Call it once, early.
     pub fn role(&self, name: &str, stage: Option<u32>) {

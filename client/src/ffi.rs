@@ -158,6 +158,12 @@ pub extern "C" fn mainstay_data_at(position: u64) {
     with_client(|client| client.data_at(position));
 }
 
+/// The number of steps after which this program ends; 0 if it is unknown.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_total_steps(steps: u64) {
+    with_client(|client| client.total_steps(steps));
+}
+
 /// The next phase takes long, at most this many seconds: no hang is reported meanwhile. NaN, negative and infinite
 /// numbers are a pause.
 #[unsafe(no_mangle)]

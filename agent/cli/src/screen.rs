@@ -225,6 +225,12 @@ pub(super) fn details(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: 
         false => shortened(&clean(&job.command.join(" ")), MAX_COMMAND_CHARS),
     };
     line(screen, &format!("  {}", paint.dim(&command)));
+    if let (Some(total), Some(step)) = (job.total_steps, job.step)
+        && !is_over(job)
+    {
+        let left = job.remaining.as_ref().map(|left| format!(", {} left", spoken(seconds(left))));
+        line(screen, &format!("  progress:     step {step} of {total}{}", left.unwrap_or_default()));
+    }
     if !job.run.is_empty() && !is_over(job) {
         line(screen, &format!("  run id:       {}", clean(&job.run)));
     }

@@ -94,6 +94,8 @@ pub struct BeatView {
     pub pace: Pace,
     /// The pipeline stage it reported.
     pub stage: Option<u32>,
+    /// The number of steps after which its program ends, if it reported it.
+    pub total_steps: Option<u64>,
 }
 
 /// A job on this host.

@@ -17,10 +17,14 @@ pub fn parts(job: &JobView, now: Mono, rate: Option<f64>, checkpoint: Option<f64
         JobPhase::Running | JobPhase::Ended(_) | JobPhase::Lost => {}
     }
     if let Some(step) = job.step {
-        parts.push(format!("step {step}"));
+        parts.push(match job.total_steps() {
+            Some(total) => format!("step {step} of {total}"),
+            None => format!("step {step}"),
+        });
     }
     if let Some(rate) = rate.filter(|_| job.phase == JobPhase::Running) {
         parts.push(paced(rate));
+        parts.extend(remaining(job, rate).map(|left| format!("{} left", spoken(left))));
     }
     if job.hang.is_some() {
         parts.push("hangs".to_owned());
@@ -39,6 +43,12 @@ pub fn parts(job: &JobView, now: Mono, rate: Option<f64>, checkpoint: Option<f64
         parts.push(format!("restart {} of {}", job.restarts, job.spec.max_restarts));
     }
     parts
+}
+
+/// Seconds to the last step of a job at this rate in steps per second. None if the number of its steps is unknown.
+pub fn remaining(job: &JobView, rate: f64) -> Option<f64> {
+    let left = job.total_steps()?.saturating_sub(job.step?);
+    Some(left as f64 / rate).filter(|seconds| seconds.is_finite())
 }
 
 /// Steps per second, or the time of a step if it takes more than a second.
@@ -83,12 +93,12 @@ mod tests {
 
     use mainstay_model::entry::{Body, Entry, Fact, JobSpec};
     use mainstay_model::finding::Finding;
-    use mainstay_model::id::{Attempt, BootId, JobId, Rank};
+    use mainstay_model::id::{Attempt, BootId, JobId, Pid, Rank};
     use mainstay_model::time::Stamp;
     use mainstay_model::verdict::FaultDomain;
 
     use super::*;
-    use crate::node::NodeView;
+    use crate::node::{BeatView, NodeView, RankPhase, RankView};
 
     fn at(second: u64) -> Mono {
         Mono(second * 1_000_000_000)
@@ -120,6 +130,29 @@ mod tests {
         (job.phase, job.step) = (JobPhase::Running, Some(1200));
         testing::snapshot!("progress", "a job that trains", shown(&job, Some(9.9), Some(42.0), 80));
         testing::snapshot!("progress", "steps of some seconds", shown(&job, Some(0.25), None, 80));
+        let beat = BeatView { total_steps: Some(5000), ..BeatView::default() };
+        let rank = RankView {
+            rank: Rank(0),
+            local_rank: 0,
+            pid: Pid(1),
+            start_ticks: None,
+            host: None,
+            page: None,
+            phase: RankPhase::Connected,
+            refusal: None,
+            beat: Some(beat),
+            last_step: None,
+        };
+        job.ranks.insert(rank.rank, Arc::new(rank));
+        testing::snapshot!(
+            "progress",
+            "the number of steps is known",
+            shown(&job, Some(9.9), Some(42.0), 80)
+        );
+        job.step = Some(5001);
+        assert_eq!((remaining(&job, 9.9), remaining(&job, 0.0)), (Some(0.0), None));
+        job.ranks.clear();
+        job.step = Some(1200);
         job.restarts = 1;
         Arc::make_mut(&mut job.spec).max_restarts = 3;
         let slow = Finding {

@@ -14,13 +14,13 @@ and cost next to nothing. They never raise or block: an invalid argument is igno
 from __future__ import annotations
 
 from . import _hooks
-from ._native import __version__, active, beat, data_at, on_save_request, pause, resume, save_requested, save_within, section, step
+from ._native import __version__, active, beat, data_at, on_save_request, pause, resume, save_requested, save_within, section, step, total_steps
 from ._role import role
 from ._section import expect_long
 
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
-    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step", "total_steps",
 ]  # fmt: skip
 
 _MODULES = ("checkpoint", "dcp", "jax", "lightning", "policy", "torch", "transformers")

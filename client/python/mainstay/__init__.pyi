@@ -5,7 +5,7 @@ from . import dcp as dcp, jax as jax, lightning as lightning, policy as policy, 
 from ._native import active as active, beat as beat, data_at as data_at, pause as pause, resume as resume
 from ._native import on_save_request as on_save_request
 from ._native import save_requested as save_requested, save_within as save_within
-from ._native import section as section, step as step
+from ._native import section as section, step as step, total_steps as total_steps
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,7 +18,7 @@ class expect_long:
 __version__: str
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
-    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step", "total_steps",
 ]
 
 _Hooks = Union[Callable[[], Any], Iterable[Callable[[], Any]]]

@@ -48,6 +48,8 @@ def _made_for(base):
 
         def on_train_start(self, trainer, pl_module):
             self._newest = trainer.global_step
+            if self._leads:
+                _native.total_steps(_total_steps(trainer))
 
         def on_train_batch_end(self, trainer, pl_module, outputs, *others):
             number = trainer.global_step
@@ -86,6 +88,16 @@ def _made_for(base):
                 self.on_validation_end(trainer, pl_module)
 
     return MainstayCallback
+
+
+def _total_steps(trainer) -> int:
+    """The value of ``global_step`` at the end of the training; 0 if there is none."""
+    try:
+        total = trainer.estimated_stepping_batches
+    except Exception:
+        return 0
+    # Without a limit it is infinite.
+    return total if isinstance(total, int) and total > 0 else 0
 
 
 def _loss(outputs):

@@ -26,6 +26,7 @@ class MainstayCallback(_transformers.TrainerCallback):
         # Callbacks that the script passes come after the default ones.
         global _leads
         _leads = self
+        _native.total_steps(max(state.max_steps, 0))
         if not torch.watch(steps=False):
             return
         trainer = _transformers.Trainer

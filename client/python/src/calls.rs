@@ -79,6 +79,7 @@ entry!(beat_entry, beat);
 entry!(active_entry, active);
 entry!(section_entry, section_named);
 entry!(data_at_entry, data_at);
+entry!(total_steps_entry, total_steps);
 entry!(pause_entry, pause);
 entry!(resume_entry, resume);
 entry!(enter_entry, enter);
@@ -179,21 +180,36 @@ fn section_named(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) ->
 
 /// `mainstay.data_at(position)`
 fn data_at(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    number(py, call, ("data_at", c"position"), Mistake::DataPosition, Client::data_at)
+}
+
+/// `mainstay.total_steps(steps)`
+fn total_steps(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    number(py, call, ("total_steps", c"steps"), Mistake::TotalSteps, Client::total_steps)
+}
+
+/// A call with one number.
+#[inline]
+fn number(
+    py: Python<'_>,
+    call: &Call<'_, '_>,
+    (function, argument): (&str, &CStr),
+    mistake: Mistake,
+    report: impl FnOnce(&Client, u64),
+) -> PyResult<Py<PyAny>> {
     let Some(client) = rank::client() else {
         return Ok(py.None());
     };
-    let named = || call.named().find(|(key, _)| spells(key, c"position")).map(|(_, value)| value);
-    let Some(position) = call.positional(0).or_else(named) else {
-        warn::once(
-            py,
-            Mistake::DataPosition,
-            "mainstay.data_at: the position is missing; the call was left out",
-        )?;
+    let argument_name = argument.to_str().unwrap_or_default();
+    let named = || call.named().find(|(key, _)| spells(key, argument)).map(|(_, value)| value);
+    let Some(value) = call.positional(0).or_else(named) else {
+        let text = format!("mainstay.{function}: the {argument_name} is missing; the call was left out");
+        warn::once(py, mistake, &text)?;
         return Ok(py.None());
     };
-    match arguments::unsigned(&position) {
-        Ok(position) => client.data_at(position),
-        Err(error) => left_out("data_at", "position", Mistake::DataPosition, error)?,
+    match arguments::unsigned(&value) {
+        Ok(value) => report(client, value),
+        Err(error) => left_out(function, argument_name, mistake, error)?,
     }
     Ok(py.None())
 }
@@ -269,7 +285,7 @@ pub(crate) fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let functions: [(&CStr, Fast, &CStr); 7] = [
+    let functions: [(&CStr, Fast, &CStr); 8] = [
         (
             c"step",
             step_entry,
@@ -297,6 +313,12 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             data_at_entry,
             c"data_at($module, position)\n--\n\n\
               Reports this rank's position in its data: the same number for the same batch. Never raises.",
+        ),
+        (
+            c"total_steps",
+            total_steps_entry,
+            c"total_steps($module, steps)\n--\n\n\
+              Reports the number of steps after which this program ends, for the time that is left. Never raises.",
         ),
         (
             c"pause",

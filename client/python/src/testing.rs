@@ -100,6 +100,7 @@ fn claim<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Bound<'py, PyDict>> 
         fields.set_item("role", role.as_ref().map(|role| role.name.clone()))?;
         fields.set_item("stage", role.and_then(|role| role.stage))?;
         fields.set_item("data", page.data())?;
+        fields.set_item("total_steps", page.total_steps())?;
         fields.set_item("claims", claimant.claims)?;
     }
     Ok(fields)

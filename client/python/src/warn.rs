@@ -18,10 +18,11 @@ pub enum Mistake {
     SectionName,
     SectionArguments,
     DataPosition,
+    TotalSteps,
     Panic,
 }
 
-static REPORTED: [AtomicBool; 10] = [const { AtomicBool::new(false) }; 10];
+static REPORTED: [AtomicBool; 11] = [const { AtomicBool::new(false) }; 10];
 
 /// Handles a failed read of an argument: drops the exception if it is about the argument, passes it on if it is
 /// not.

@@ -373,6 +373,14 @@ def test_a_data_position_is_reported_without_a_beat(python, page):
     snapshots.check("calls", "no position", re.sub(r"(left out): .*", r"\1", snapshots.warned(done.stderr)))
 
 
+def test_the_number_of_steps_is_reported_without_a_beat(python, page):
+    code = "import mainstay; mainstay.step(1); mainstay.total_steps(6); mainstay.total_steps(steps=7); mainstay.total_steps(-1)"
+    done = python(code, page=page)
+    read = page.read()
+    assert (read["claim"]["total_steps"], read["beat"]["count"]) == (7, 1)
+    snapshots.check("calls", "no number of steps", re.sub(r"(left out): .*", r"\1", snapshots.warned(done.stderr)))
+
+
 def test_an_invalid_role_is_left_out_with_a_warning(python, page):
     done = python("import mainstay; mainstay.role('x', stage=-1); mainstay.role(7); mainstay.role(stage='y')", page=page)
     assert done.stderr.count("RuntimeWarning") >= 1

@@ -52,7 +52,7 @@ fn null_and_garbage_arguments_are_tolerated() {
             if (mainstay_section_intern("\xff\xfe") == MAINSTAY_SECTION_OTHER) return 5;
             mainstay_section_leave(4000000000u);
             mainstay_section_enter(4000000000u);
-            mainstay_data_at(41); mainstay_resume(); mainstay_pause(); mainstay_pause(); mainstay_resume();
+            mainstay_data_at(41); mainstay_total_steps(500); mainstay_resume(); mainstay_pause(); mainstay_pause(); mainstay_resume();
             mainstay_expect_long(1.5); mainstay_resume();
             mainstay_exit_note(-77, NULL, NULL, "\xc3");
             mainstay_close(); mainstay_close();
@@ -67,7 +67,7 @@ fn null_and_garbage_arguments_are_tolerated() {
     assert!(status.success(), "{status}");
     assert_eq!(page.page.beat().unwrap().step, Some(5));
     assert_eq!(page.page.counters().unmatched_leaves, 1);
-    assert_eq!(page.page.data(), Some(41));
+    assert_eq!((page.page.data(), page.page.total_steps()), (Some(41), Some(500)));
     let note = page.page.exit_note().unwrap();
     assert_eq!((note.kind, note.traceback.as_str()), (ExitKind::Other, "\u{fffd}"));
 }

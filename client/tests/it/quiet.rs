@@ -59,12 +59,14 @@ fn a_page_of_minor_0_is_not_changed_in_words_it_does_not_know() {
 }
 
 #[test]
-fn a_data_position_is_no_beat_and_is_cleared_by_the_next_round() {
+fn a_data_position_and_a_number_of_steps_are_no_beats_and_are_cleared_by_the_next_round() {
     let page = TestPage::new();
     let client = Client::open(&page.path).unwrap();
     client.step(1);
     client.data_at(12);
     assert_eq!((page.page.data(), page.page.beat().unwrap().count), (Some(12), 1));
+    client.total_steps(500);
+    assert_eq!((page.page.total_steps(), page.page.beat().unwrap().count), (Some(500), 1));
     client.begin_round();
-    assert_eq!(page.page.data(), None);
+    assert_eq!((page.page.data(), page.page.total_steps()), (None, None));
 }

@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 6;
+pub const MINOR: u16 = 7;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -91,6 +91,8 @@ pub(crate) const COLLECTIVES_REFUSED: usize = 792;
 pub(crate) const SAVE_LISTENS: usize = 800;
 /// Since minor 6: 0 while no data position is set; else the position plus one.
 pub(crate) const DATA: usize = 808;
+/// Since minor 7: 0 while the number of steps is unknown.
+pub(crate) const TOTAL_STEPS: usize = 816;
 
 // The writer's own zone, 1024..2048. Readers must not read it.
 pub(crate) const LOCK: usize = 1024;
@@ -275,6 +277,7 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("collectives_refused", COLLECTIVES_REFUSED, WORD),
     ("save_listens", SAVE_LISTENS, WORD),
     ("data", DATA, WORD),
+    ("total_steps", TOTAL_STEPS, WORD),
     ("lock", LOCK, WORD),
     ("published", PUBLISHED, WORD),
     ("step_start_ns", STEP_START_NS, WORD),

@@ -29,6 +29,7 @@ mod record;
 mod role;
 mod save;
 mod section;
+mod total_steps;
 mod words;
 mod writer;
 

@@ -19,6 +19,7 @@ use crate::record::record_at;
 use crate::role;
 use crate::save;
 use crate::section::{self, SectionId};
+use crate::total_steps;
 use crate::words::{PageWords, Words};
 
 /// How often the lock is tried before a beat is dropped: some microseconds, a hundred times what a beat takes.
@@ -181,6 +182,11 @@ impl<'m> Writer<'m> {
         data::report(self.words, position);
     }
 
+    /// Records the number of steps after which the program ends; 0 is unknown. Takes no lock: it is one word.
+    pub fn total_steps(&self, steps: u64) {
+        total_steps::report(self.words, steps);
+    }
+
     /// Leaves an exit note, unless this claim has left one; returns whether it did. Takes no lock.
     pub fn exit_note(&self, now_ns: u64, note: &Note<'_>) -> bool {
         note::write(self.words, now_ns, note)
@@ -247,6 +253,7 @@ impl Writing<'_> {
         }
         role::forget(words);
         data::forget(words);
+        total_steps::forget(words);
         words.store(NOTE_STATE, note_state::NONE);
         for field in (0..SLOT_BYTES).step_by(WORD) {
             words.store(DRAFT + field, 0);

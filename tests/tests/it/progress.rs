@@ -7,6 +7,7 @@ use crate::words::terminal as words;
 /// Ranks that write a line in each step.
 const TALKATIVE: &str = r#"
 import itertools, mainstay
+mainstay.total_steps(10**4)
 for step in itertools.count():
     mainstay.step(step)
     print(f"line {step} ends", flush=True)
@@ -31,6 +32,8 @@ fn a_terminal_shows_the_progress_of_a_job_below_the_lines_of_its_ranks() {
     let Some(mut terminal) = stage.python(TALKATIVE).ranks(2).on_terminal() else { return };
     let shows_pace = |screen: &str| screen.lines().last().is_some_and(|last| last.contains(words::PACE));
     terminal.wait_for("the pace of the job", shows_pace);
+    let total = |screen: &str| screen.lines().last().is_some_and(|last| last.contains(" of 10000 "));
+    terminal.wait_for("the number of its steps, as the ranks reported it", total);
     // What does not fit is left out: the line is never longer than the terminal.
     terminal.resize(24, 30);
     terminal.wait_for("the start of that line", |screen| {

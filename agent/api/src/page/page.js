@@ -124,14 +124,15 @@ function showJobs({ jobs }, now) {
         "aria-pressed": String(job.id === selected) }, job.id),
       el("span", { class: job.phase === "ENDED" ? (job.exit_status ? "bad" : "good") : TONES[job.phase] },
         job.phase === "ENDED" ? `ENDED (${or(job.exit_status)})` : job.phase),
-      or(job.step), or(job.steps_per_second, (job.steps_per_second || 0).toFixed(2)), job.world_size,
+      or(job.step, job.total_steps ? `${job.step} of ${job.total_steps}` : job.step), or(job.steps_per_second, (job.steps_per_second || 0).toFixed(2)), job.world_size,
       `${job.restarts} of ${job.max_restarts}`,
       job.copied_step ? or(since(job.copied_step.time, now)) : "-",
       isOver(job) ? "-" : or(since(job.start_time, now)),
+      job.remaining === undefined ? "-" : spoken(job.remaining),
     ],
   }));
   const columns = [word("Job"), word("Phase"), number("Step"), number("Steps/s"), number("Ranks"),
-    number("Restarts"), number("Age of copies"), number("Runs for")];
+    number("Restarts"), number("Age of copies"), number("Runs for"), number("Left")];
   show(at("jobs"), rows.length ? table("Select a job to see its incidents and ranks.", columns, rows)
     : el("p", { class: "quiet" }, "no jobs"));
 }

@@ -21,6 +21,7 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime
         against_peers: beat.pace.against_peers,
         wait_share: beat.pace.wait_share,
         stage: beat.stage,
+        total_steps: beat.total_steps,
     });
     let steps = steps.iter().map(|step| v1::StepTime {
         start_monotonic_ns: step.start.0,
@@ -45,6 +46,7 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
                 wait_share: beat.wait_share,
             },
             stage: beat.stage,
+            total_steps: beat.total_steps,
         };
         (Rank(beat.rank), view)
     });
@@ -80,7 +82,10 @@ mod tests {
         let pace =
             Pace { self_time: Some(Span::millis(80)), against_peers: Some(1.25), wait_share: Some(0.2) };
         let beats = [
-            (Rank(3), BeatView { step: Some(7), pace, stage: Some(1), ..BeatView::default() }),
+            (
+                Rank(3),
+                BeatView { step: Some(7), pace, stage: Some(1), total_steps: Some(9), ..BeatView::default() },
+            ),
             (Rank(4), BeatView::default()),
         ];
         let steps = [StepTime { start: Mono(1), end: Mono(9), saving: Span(2) }];

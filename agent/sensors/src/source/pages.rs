@@ -392,6 +392,7 @@ impl PageReader {
             median_step: self.median_step(),
             pace: Pace::default(),
             stage: page.role().and_then(|role| role.stage),
+            total_steps: page.total_steps(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
+use crate::progress;
 use mainstay_checkpoint::advice::Advised;
 use mainstay_checkpoint::tiers::Tier;
 use mainstay_hang::Hang;
@@ -12,7 +13,7 @@ use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction
 use mainstay_model::kernel::KernelClass;
 use mainstay_model::operator::{Acknowledgement, OperatorState, Silence};
 use mainstay_model::redact::{mask, mask_list};
-use mainstay_model::time::Stamp;
+use mainstay_model::time::{Span, Stamp};
 use mainstay_proto::v1::{self, fault_code::Code};
 
 use super::books::books;
@@ -181,6 +182,8 @@ pub fn job(
 ) -> v1::Job {
     let (phase, exit_status) = job_phase(job.phase);
     let spec = &job.spec;
+    let steps_per_second = steps_per_second.filter(|_| phase == v1::JobPhase::Running);
+    let remaining = steps_per_second.and_then(|rate| progress::remaining(job, rate));
     v1::Job {
         id: job.id.0.clone(),
         phase: phase.into(),
@@ -190,7 +193,7 @@ pub fn job(
         restarts: job.restarts,
         max_restarts: spec.max_restarts,
         step: job.step,
-        steps_per_second: steps_per_second.filter(|_| phase == v1::JobPhase::Running),
+        steps_per_second,
         start_time: Some(timestamp(job.started.wall)),
         command: spec.command.clone(),
         world_size: spec.world_size,
@@ -218,6 +221,8 @@ pub fn job(
         texts_withheld: false,
         leading_host: String::new(),
         incomplete: String::new(),
+        total_steps: job.total_steps(),
+        remaining: remaining.map(|seconds| duration(Span((seconds * 1e9) as u64))),
         books: Some(books(&job.books, (!is_over(job.phase)).then_some(now.wall))),
     }
 }

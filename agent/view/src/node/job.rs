@@ -16,6 +16,11 @@ use mainstay_recovery::job::POLICY;
 use mainstay_recovery::policy::{CauseKind, Rung};
 
 impl JobView {
+    /// The number of steps after which the job ends, if its ranks reported it.
+    pub fn total_steps(&self) -> Option<u64> {
+        self.ranks.values().filter_map(|rank| rank.beat.as_ref()?.total_steps).max()
+    }
+
     /// Creates the view of a job from its start and the number of that entry.
     pub(super) fn new(id: JobId, spec: JobSpec, (started, began): (Stamp, u64)) -> JobView {
         JobView {

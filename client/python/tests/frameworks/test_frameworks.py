@@ -47,6 +47,7 @@ def test_lightning(run_job, tmp_path, how):
     page = run_job(code, ranks=1).pages[0]
     told = [record["step"] for record in page["records"]]
     assert told == [1, 2, 3, 4], "4 batches an epoch, 2 of them a step; given by name too, each is told once"
+    assert page["claim"]["total_steps"] == 4
     assert sections(page) >= {"data", "backward", "optimizer", "evaluation", "checkpoint"}
     assert all(record["loss"] > 0 for record in page["records"])
     assert page["beat"]["sections"] == []
@@ -113,6 +114,7 @@ def test_transformers(run_job, tmp_path, how):
     """, ranks=1)
     page = job.pages[0]
     assert [record["step"] for record in page["records"]] == [1, 2, 3, 4, 5, 6], "the trainer's global_step, each once"
+    assert page["claim"]["total_steps"] == 6
     # What Transformers says of a callback that it has twice.
     assert "but there is already one" not in job.done.stderr + job.done.stdout
     assert sections(page) >= {"data", "backward", "optimizer", "evaluation", "checkpoint"}
