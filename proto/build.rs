@@ -36,13 +36,20 @@ fn main() {
     as_json.compile_fds(descriptors.clone()).expect("what protox accepted can be generated");
 
     // APIs that other programs serve are not part of ours: they are not in its reflection or its snapshot.
-    let files = ["third_party/libtpu/runtime_metrics.proto", "nvsentinel/health_event.proto"];
-    let foreign = protox::compile(files, ["third_party", "."]).unwrap_or_else(|error| {
+    let foreign = protox::compile(FOREIGN, ["third_party", "."]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
         std::process::exit(1);
     });
     tonic().compile_fds(foreign).expect("what protox accepted can be generated");
 }
+
+/// Relative to `third_party`, or to this crate.
+const FOREIGN: [&str; 4] = [
+    "libtpu/runtime_metrics.proto",
+    "nvsentinel/health_event.proto",
+    "opentelemetry/proto/collector/metrics/v1/metrics_service.proto",
+    "opentelemetry/proto/collector/trace/v1/trace_service.proto",
+];
 
 fn ours(all: &FileDescriptorSet) -> impl Iterator<Item = &FileDescriptorProto> {
     all.file.iter().filter(|file| file.package() == "mainstay.v1")

@@ -73,3 +73,51 @@ pub mod libtpu {
 /// Our own API with the standard health protocol, NVRx's service and what they import, as an encoded
 /// `google.protobuf.FileDescriptorSet`, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// What collectors of OpenTelemetry serve (OTLP): the client's side for the agent, the server's for tests.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    rustdoc::all,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod otlp {
+    pub mod common {
+        pub mod v1 {
+            tonic::include_proto!("opentelemetry.proto.common.v1");
+        }
+    }
+
+    pub mod resource {
+        pub mod v1 {
+            tonic::include_proto!("opentelemetry.proto.resource.v1");
+        }
+    }
+
+    pub mod trace {
+        pub mod v1 {
+            tonic::include_proto!("opentelemetry.proto.trace.v1");
+        }
+    }
+
+    pub mod metrics {
+        pub mod v1 {
+            tonic::include_proto!("opentelemetry.proto.metrics.v1");
+        }
+    }
+
+    pub mod collector {
+        pub mod trace {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
+            }
+        }
+
+        pub mod metrics {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.collector.metrics.v1");
+            }
+        }
+    }
+}

@@ -27,6 +27,7 @@ pub mod metrics;
 pub mod nvrx;
 pub mod operator;
 pub mod orders;
+pub mod otlp;
 mod pace;
 pub mod page;
 mod preflight;

@@ -36,6 +36,7 @@ use mainstay_api::attach::Launchers;
 use mainstay_api::checkpoint::Checkpoints;
 use mainstay_api::handover;
 use mainstay_api::operator::Operators;
+use mainstay_api::otlp::Exporter;
 use mainstay_api::readers::Readers;
 use mainstay_api::roles::{Allowed, Roles};
 use mainstay_api::{self as api, DeepChecks, Listeners, Mode, UnixSocket};
@@ -129,6 +130,16 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let forcing = start_forcing(&config)?;
     let resets = recalled.own_resets();
     let before = Before { resets, origins: recalled.origins, repeats: recalled.repeats, peers };
+    // A collector that cannot be used is no reason for a host without an agent.
+    match Exporter::from_environment(&|name| std::env::var_os(name)) {
+        Ok(Some(exporter)) => {
+            let sending =
+                exporter.run(reader.clone(), about(Mode::Agent), Arc::new(clock::now), stop.clone());
+            tokio::spawn(sending);
+        }
+        Ok(None) => {}
+        Err(error) => tracing::error!(%error, "nothing is sent to a collector of OpenTelemetry"),
+    }
     let node = Node::new(snapshots, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, node_callers, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod goodput;
 pub mod incident_report;
 pub mod node;
+pub mod otlp;
 pub mod placement;
 pub mod progress;
 pub mod replay;

@@ -30,12 +30,17 @@ while True:
 "#;
 
 /// The host of a job: two GPUs, and an agent that reads them.
-struct Host {
+pub(super) struct Host {
     stage: Stage,
 }
 
 impl Host {
     fn new() -> (Host, Agent) {
+        Host::with(&[])
+    }
+
+    /// With more variables in the environment of the agent.
+    pub(super) fn with(variables: &[String]) -> (Host, Agent) {
         let host = Host { stage: Stage::new() };
         let built = std::env::current_exe().expect("our own file").with_file_name(fake_devices::LIBRARY);
         let library = host.stage.tmpfs().join(fake_devices::LIBRARY);
@@ -49,9 +54,14 @@ impl Host {
         ];
         let mut line = vec!["env".to_owned()];
         line.extend(settings);
+        line.extend_from_slice(variables);
         line.push(mainstay().display().to_string());
         let agent = Agent::start_under(&line, &host.stage);
         (host, agent)
+    }
+
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
     }
 
     fn kernel_log(&self) -> PathBuf {

@@ -31,6 +31,7 @@ mod oom;
 mod orbax;
 mod orders;
 mod orphans;
+mod otlp;
 mod output;
 mod page;
 mod paths;
