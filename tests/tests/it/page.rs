@@ -16,18 +16,8 @@ fn tools() -> Option<PathBuf> {
     python.filter(|_| has_client())
 }
 
-/// An agent that serves HTTP, and a job that trains again after its rank 1 was killed.
-fn served(stage: &Stage) -> (Agent, Job, String) {
-    let address = format!("127.0.0.1:{}", testing::free_port());
-    let program = mainstay().display().to_string();
-    let line = [
-        "sh",
-        "-c",
-        &format!(r#"MAINSTAY_AGENT_JOB_TEXTS=everyone exec "$0" "$@" --http {address}"#),
-        &program,
-    ];
-    let agent = Agent::start_under(&line.map(str::to_owned), stage);
-    let script = r#"
+/// Ranks that train on until the test ends, and again after rank 1 was killed.
+const TRAINING: &str = r#"
 import itertools, mainstay
 for step in itertools.count():
     mainstay.step(step)
@@ -39,7 +29,19 @@ for step in itertools.count():
         break
     time.sleep(0.05)
 "#;
-    let job = stage.python(script).ranks(2).with(&agent).start();
+
+/// An agent that serves HTTP, and a job that trains again after its rank 1 was killed.
+fn served(stage: &Stage) -> (Agent, Job, String) {
+    let address = format!("127.0.0.1:{}", testing::free_port());
+    let program = mainstay().display().to_string();
+    let line = [
+        "sh",
+        "-c",
+        &format!(r#"MAINSTAY_AGENT_JOB_TEXTS=everyone exec "$0" "$@" --http {address}"#),
+        &program,
+    ];
+    let agent = Agent::start_under(&line.map(str::to_owned), stage);
+    let job = stage.python(TRAINING).ranks(2).with(&agent).start();
     job.mark("up.1.0");
     job.mark("up.1.1");
     agent.wait_for_fact(
@@ -108,6 +110,27 @@ fn the_page_shows_a_job_that_runs_and_a_report_the_same_job_without_a_server() {
         assert!(shows(&seen, "incidents", "SIGKILL") && shows(&seen, "bars", "training"), "{seen:#}");
         assert_eq!(seen["map"], false);
     }
+}
+
+#[test]
+fn the_page_of_a_launcher_shows_its_job_without_the_texts_of_the_program() {
+    let Some(python) = tools() else { return };
+    let stage = Stage::new();
+    let address = format!("127.0.0.1:{}", testing::free_port());
+    let job = stage.python(TRAINING).ranks(2).options(&format!("--http {address}")).start();
+    job.mark("up.1.0");
+    job.mark("up.1.1");
+    job.wait_for_fact(
+        "the restart's first step",
+        |fact| matches!(fact, Fact::RanksStepping { attempt, .. } if attempt.0 == 1),
+    );
+    if let Some(seen) = read(&python, &format!("http://{address}/"), "withheld") {
+        assert!(shows(&seen, "jobs", job.id()) && shows(&seen, "ranks", "connected"), "{seen:#}");
+        assert!(shows(&seen, "facts", "withheld") && !shows(&seen, "incidents", "SIGKILL"), "{seen:#}");
+        assert_eq!(seen["map"], true);
+    }
+    stage.mark("end");
+    job.end().assert_status(0);
 }
 
 #[test]

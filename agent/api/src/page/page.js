@@ -344,6 +344,10 @@ function showIncidents(job) {
     details.addEventListener("toggle", async () => {
       if (!details.open || !isFailure || !report.hidden) return;
       report.hidden = false;
+      if (first.texts_withheld) {
+        report.textContent = "withheld: for the user of the job and operators";
+        return;
+      }
       report.textContent = "reading the evidence";
       try {
         report.textContent = (await get(`v1/incidents/${encodeURIComponent(job)}/${first.incident}`)).text;
