@@ -19,8 +19,8 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainRequest,
-    GetNodeRequest, HostStacks, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
+    AcknowledgeRequest, CollectCheckpointsRequest, Component, EventFilter, ExcludeRankRequest,
+    ExplainRequest, GetNodeRequest, HostStacks, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
     ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
     PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest, RestoreCheckpointRequest,
     RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest,
@@ -199,6 +199,12 @@ impl Client {
             })
         })
         .await
+    }
+
+    /// The components of the host, within the deadline.
+    pub(super) async fn components(&self) -> Result<Vec<Component>, AskError> {
+        let node = self.in_time(self.health().get_node(GetNodeRequest {})).await?.node;
+        Ok(node.map(|node| node.components).unwrap_or_default())
     }
 
     /// The checks before a start and their summary. Waits as long as the checks may take.

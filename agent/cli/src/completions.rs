@@ -1,11 +1,18 @@
 //! `mainstay completions`, and what a shell asks this program for while the user types.
 
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
+use clap_complete::engine::{PathCompleter, ValueCompleter};
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 use clap_complete::{CompleteEnv, CompletionCandidate, Shell};
+use mainstay_proto::json::ApiEnum;
+use mainstay_proto::v1::Component;
 
+use super::client::Client;
 use super::find::find;
 use super::output::Structured;
 use super::{command_line, exit, output};
@@ -55,6 +62,44 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Answers a shell that asks for completions, and ends the program then.
 pub(super) fn answer_the_shell() {
     CompleteEnv::with_factory(command_line).var(VARIABLE).bin(PROGRAM).complete();
+}
+
+/// How long a person waits for the agent's answer after pressing a key.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// The components of the host; none if its agent does not answer at once.
+pub(super) fn components() -> Vec<CompletionCandidate> {
+    let named = std::env::var_os("MAINSTAY_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let agents = find(named.as_deref()).places.into_iter().filter(|place| place.job.is_none());
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return Vec::new();
+    };
+    let asked = runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, async {
+            for agent in agents {
+                if let Ok(client) = Client::connect(&agent.socket).await
+                    && let Ok(components) = client.components().await
+                {
+                    return components;
+                }
+            }
+            Vec::new()
+        })
+        .await
+    });
+    let candidate = |of: Component| {
+        let state = of.state().name().to_owned();
+        CompletionCandidate::new(of.name).help(Some(state.into()))
+    };
+    asked.unwrap_or_default().into_iter().map(candidate).collect()
+}
+
+/// What `explain` takes besides numbers and codes: run directories, jobs, components.
+pub(super) fn explained(current: &OsStr) -> Vec<CompletionCandidate> {
+    let begins =
+        |of: &CompletionCandidate| of.get_value().as_encoded_bytes().starts_with(current.as_encoded_bytes());
+    let names = jobs().into_iter().chain(components()).filter(begins);
+    names.chain(PathCompleter::dir().complete(current)).collect()
 }
 
 /// The jobs whose launchers run on this host. No server is asked: a shell waits for the answer.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use clap_complete::ArgValueCompleter;
 use mainstay_app::default_paths;
 use mainstay_journal::store::journal::JournalReader;
 use mainstay_model::entry::Entry;
@@ -20,6 +21,7 @@ use mainstay_view::incident_report::{self, IncidentReport, Options};
 use serde_json::{Value, json};
 
 use super::client::Client;
+use super::completions;
 use super::find::{Server, find};
 use super::output::Form;
 use super::secrets::Secrets;
@@ -44,7 +46,7 @@ Exit status: 0 explained, 3 there is nothing of that name, 64 the command line w
 pub(super) struct Args {
     /// A run directory, the name of a run in the usual place or of a job that a launcher or the agent knows, a component
     /// or a GPU of the host, the cursor of an event, or a code; the newest run that failed or is running if not given
-    #[arg(value_name = "RUN|COMPONENT|CURSOR|CODE")]
+    #[arg(value_name = "RUN|COMPONENT|CURSOR|CODE", add = ArgValueCompleter::new(completions::explained))]
     what: Option<PathBuf>,
     /// The job or its run, as an option
     #[arg(long, value_name = "JOB", conflicts_with = "what")]

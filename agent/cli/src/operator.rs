@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap_complete::ArgValueCandidates;
 use mainstay_model::units::Period;
 
+use super::completions;
 use super::order::{self, done};
 
 /// Acknowledge the fault of a component: it does not count until it recurs or gets worse
@@ -15,6 +17,7 @@ use super::order::{self, done};
 Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the command line was not understood.")]
 pub(super) struct Ack {
     /// The component, as `mainstay status` names it
+    #[arg(add = ArgValueCandidates::new(completions::components))]
     component: String,
     /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
@@ -31,6 +34,7 @@ pub(super) struct Ack {
 Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the command line was not understood.")]
 pub(super) struct Silence {
     /// The component, as `mainstay status` names it
+    #[arg(add = ArgValueCandidates::new(completions::components))]
     component: String,
     /// Reason; stored in the journal with the user
     #[arg(long, value_name = "TEXT")]
@@ -46,6 +50,7 @@ pub(super) struct Silence {
 #[derive(Debug, clap::Args)]
 pub(super) struct Unsilence {
     /// The component, as `mainstay status` names it
+    #[arg(add = ArgValueCandidates::new(completions::components))]
     component: String,
     #[command(flatten)]
     place: Agent,

@@ -479,7 +479,7 @@ async fn version_and_completions_are_printed() {
 }
 
 #[tokio::test]
-async fn a_shell_completes_commands_and_the_names_of_running_jobs() {
+async fn a_shell_completes_commands_and_the_names_of_running_jobs_and_of_components() {
     let dir = testing::tempdir().unwrap();
     let runs = dir.path().join("runs");
     for job in ["exp-7", "exp-8", "other"] {
@@ -490,7 +490,7 @@ async fn a_shell_completes_commands_and_the_names_of_running_jobs() {
     }
     let script = stdout(&run(mainstay(dir.path()).args(["completions", "bash"])).await);
     let program = mainstay(dir.path()).as_std().get_program().to_owned();
-    let completed = async |line: &str| {
+    let completed_with = async |line: &str, agent: Option<&Path>| {
         let words: Vec<&str> = line.split(' ').collect();
         let last = words.len() - 1;
         let ask = format!(
@@ -500,12 +500,29 @@ async fn a_shell_completes_commands_and_the_names_of_running_jobs() {
             if words[last].is_empty() { "''" } else { "" },
         );
         let mut shell = tokio::process::Command::new("bash");
-        let output = run(shell.args(["-c", &ask]).env("MAINSTAY_RUNTIME_DIR", &runs)).await;
+        shell.args(["-c", &ask]).env("MAINSTAY_RUNTIME_DIR", &runs);
+        if let Some(socket) = agent {
+            shell.env("MAINSTAY_SOCKET", socket);
+        }
+        let output = run(&mut shell).await;
         let mut found: Vec<String> = stdout(&output).split_whitespace().map(str::to_owned).collect();
         found.sort();
         found
     };
+    let completed = async |line: &str| completed_with(line, None).await;
     assert_eq!(completed("mainstay rank").await, ["ranks"]);
     assert_eq!(completed("mainstay ranks exp").await, ["exp-7", "exp-8"]);
     assert_eq!(completed("mainstay status --job ot").await, ["other"]);
+    assert_eq!(completed("mainstay explain exp-").await, ["exp-7", "exp-8"]);
+    // The agent knows the components.
+    let mut server = Server::start(dir.path()).await;
+    for component in ["host.cpu", "host.memory", "net.eth0"] {
+        server.health(component, HealthState::Healthy);
+    }
+    let with_agent = Some(server.socket.as_path());
+    for command in ["ack", "silence", "unsilence", "explain"] {
+        let line = format!("mainstay {command} host.");
+        assert_eq!(completed_with(&line, with_agent).await, ["host.cpu", "host.memory"], "{command}");
+    }
+    server.stop().await;
 }
