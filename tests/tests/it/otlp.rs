@@ -56,7 +56,7 @@ impl TraceService for Services {
         let resources = request.into_inner().resource_spans;
         let spans = resources.into_iter().flat_map(|of| of.scope_spans).flat_map(|of| of.spans);
         let _ = self.0.send(Received::Spans(spans.collect()));
-        Ok(Response::default())
+        Ok(Response::new(Default::default()))
     }
 }
 
@@ -69,7 +69,7 @@ impl MetricsService for Services {
         let resources = request.into_inner().resource_metrics;
         let metrics = resources.into_iter().flat_map(|of| of.scope_metrics).flat_map(|of| of.metrics);
         let _ = self.0.send(Received::Metrics(metrics.collect()));
-        Ok(Response::default())
+        Ok(Response::new(Default::default()))
     }
 }
 

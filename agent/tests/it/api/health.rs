@@ -231,15 +231,15 @@ async fn the_pace_of_a_job_comes_from_its_steps() {
     };
     assert_eq!(wait_for(1, false).await, None);
     server.at(22);
+    let total = BeatView { total_steps: Some(61), ..BeatView::default() };
+    server.snapshots.sample(&JobId("demo".into()), Attempt(0), Rank(0), total);
     server.fact(
         22,
         "demo",
         Fact::Progress { attempt: Attempt(0), step: 21, loss: None, saving: Span::default(), saves: 0 },
     );
     assert_eq!(wait_for(21, true).await, Some(2.0));
-    // With the number of its steps, the time that is left.
-    let total = BeatView { total_steps: Some(61), ..BeatView::default() };
-    server.snapshots.sample(&JobId("demo".into()), Attempt(0), Rank(0), total);
+    // A rank reported the number of its steps.
     let request = GetJobRequest { id: "demo".into(), ..Default::default() };
     let job = client.get_job(request).await.unwrap().into_inner().job.unwrap();
     assert_eq!((job.total_steps, job.remaining.unwrap().seconds), (Some(61), 20));

@@ -138,7 +138,8 @@ async fn services_of_others_see_who_calls_and_only_the_unix_socket_has_them() {
     let server = Server::start_with(dir.path(), Limits::default(), local).await;
     let request = || {
         let uri = "http://localhost/test.WhoCalls/Ask";
-        http::Request::post(uri).body(tonic::body::Body::empty()).unwrap()
+        let call = http::Request::post(uri).header("content-type", "application/grpc");
+        call.body(tonic::body::Body::empty()).unwrap()
     };
     let answer = server.unix().await.oneshot(request()).await.unwrap();
     let uid = nix::unistd::geteuid();
