@@ -209,7 +209,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
             let returns = hosts.returning;
             let (api_links, others) = streams::api::links();
             other_hosts = Some(others);
-            let of_host = (replicas_port, api_links);
+            let of_host = (replicas_port, api_links, &sockets[..]);
             let joining = come_together(hosts, rank_spec, &plan.settings, of_host, &mut signals, &terminal);
             let given_up = async {
                 match &place {

@@ -3,6 +3,7 @@
 
 mod active;
 mod ask;
+mod history;
 mod show;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use show::Report;
   mainstay check --require gpu=8 --fail-on fail   in a Slurm prolog: only what is broken drains the node
   mainstay check --group storage,host --json
   mainstay check --deep --path /scratch           probe memory, CPUs, loopback, /scratch and free GPUs too
+  mainstay check --history                        which failures of jobs implicated this host
   mainstay check --listen 10.0.0.7:7199           on one host, and on another: mainstay check --peer 10.0.0.7:7199
 
 Exit status: 0 all checks pass or do not apply, 1 degraded, 2 not fit for training, 3 unknown,
@@ -79,6 +81,9 @@ pub(super) struct Args {
     /// Print the result for another program
     #[arg(long, value_enum, conflicts_with_all = ["json", "output", "verbose"])]
     format: Option<Format>,
+    /// Show when failures of jobs implicated this host, in place of checks
+    #[arg(long, conflicts_with_all = ["alone", "deep", "group", "require", "format"])]
+    history: bool,
     /// Show every check, not only the summary (as on a terminal)
     #[arg(long, short)]
     verbose: bool,
@@ -111,6 +116,9 @@ enum FailOn {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(address) = &args.listen {
         return listen(address).await;
+    }
+    if args.history {
+        return history::show(&args).await;
     }
     let began = Instant::now();
     let mut groups = if args.group.is_empty() { Group::ALL.to_vec() } else { args.group.clone() };

@@ -175,6 +175,8 @@ impl Lead {
         let link = |seated: &Seated| Link::new(seated.clone(), at, within);
         job.on_hosts(merge.hosts_of_ranks());
         let links: Vec<Link> = merge.seats().map(link).collect();
+        let own = links.get(leader_settings.seat as usize);
+        own.iter().for_each(|link| job.lead_from(&link.seated.member.host));
         Lead {
             of_launcher: by_launcher(&links),
             links,
@@ -222,6 +224,9 @@ impl Lead {
                 match output {
                     Output::Record(body) => {
                         self.record_due |= is_to_be_remembered(&body);
+                        if let Body::Verdict(verdict) = &body {
+                            self.merge.judged(verdict);
+                        }
                         return Some(Act::Record(at, body));
                     }
                     Output::Command(command) => self.order(now, command, here),

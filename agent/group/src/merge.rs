@@ -15,8 +15,8 @@
 //! them. If a host cannot get them, the next older whole step is brought. A host that is lost meanwhile leads back to
 //! Waiting.
 //!
-//! If the number of hosts may change (`merge/world.rs`), Waiting may lead to Arranged, in which the leader stores the
-//! changed seats, and to Seating, in which hosts take them, before Opening.
+//! If hosts change (`merge/world.rs`), because their number may or because one is avoided, Waiting leads to Arranged, in
+//! which the leader stores the changed seats, and to Seating, in which hosts take them, before Opening.
 //!
 //! The job gets one `AttemptStarted` when every host has started its ranks and one `AttemptEnded` when every host has
 //! ended its part. Reports about ranks before that are held back until then. A lost host counts as the exit of its
@@ -35,9 +35,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use mainstay_checkpoint::inventory::{Copy, StepKey};
 use mainstay_hang::{ACTIVITY, PlaceGroup, Waits, fold};
 use mainstay_model::entry::{ExitStatus, Fact, HostLoss, HostOfRanks, StartedRank};
-use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::id::{Attempt, Incident, Rank};
 use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
+use mainstay_model::verdict::Verdict;
 use mainstay_recovery::protocol::{Command, Event, StopWhy};
 
 use host::Host;
@@ -116,6 +117,9 @@ pub struct Merge {
     keeps_world: bool,
     /// The number of waiting hosts for which the reason was last reported.
     reported_waiting: usize,
+    /// Whether a host was already avoided in this start, and the last failure that implicated one.
+    has_avoided: bool,
+    last_implicating: Incident,
     /// Whether the end of the attempt is awaited.
     ending: bool,
     /// Whether evidence is awaited.
@@ -161,6 +165,8 @@ impl Merge {
             grow_asked: None,
             keeps_world: false,
             reported_waiting: 0,
+            has_avoided: false,
+            last_implicating: Incident(0),
             ending: false,
             collecting: false,
             awaited: 0,
@@ -241,6 +247,21 @@ impl Merge {
     pub fn waits_for(&self) -> Option<Vec<String>> {
         let waits = matches!(self.phase, Phase::Waiting { .. });
         waits.then(|| self.hosts.iter().filter(|host| !host.here).map(|host| host.named()).collect())
+    }
+
+    /// Counts a failure that implicates the host of its culprit, once, also if it is judged again.
+    pub fn judged(&mut self, verdict: &Verdict) {
+        if !verdict.implicates_host() || verdict.incident <= self.last_implicating {
+            return;
+        }
+        self.last_implicating = verdict.incident;
+        let seat = verdict.culprit.and_then(|culprit| self.seat_of(culprit));
+        // Late evidence may arrive when another host has the rank.
+        let is_it =
+            |host: &&mut Host| verdict.host.as_ref().is_none_or(|name| *name == host.seated.member.host);
+        if let Some(host) = seat.and_then(|seat| self.host(seat)).filter(is_it) {
+            host.seated.member.implicated = host.seated.member.implicated.saturating_add(1);
+        }
     }
 
     /// The number of reports about ranks that were dropped because too many were held back.
@@ -499,7 +520,7 @@ impl Merge {
         (self.attempt, self.in_process) = (attempt, in_process);
         (self.ending, self.collecting) = (false, false);
         self.failed_steps.clear();
-        self.other_world_done = false;
+        (self.other_world_done, self.has_avoided) = (false, false);
         for host in &mut self.hosts {
             (host.started, host.ended, host.evidence, host.idle) = (None, None, None, false);
             host.exited.clear();
@@ -518,7 +539,7 @@ impl Merge {
         if !matches!(self.phase, Phase::Waiting { .. }) || self.awaits(|host| !host.here) {
             return;
         }
-        if self.grow(at, next) || self.seat_hosts(at, next) {
+        if self.grow(at, next) || self.avoid(at, next) || self.seat_hosts(at, next) {
             return;
         }
         self.open(next);

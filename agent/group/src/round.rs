@@ -1,13 +1,19 @@
 //! Who takes part in a round and with which ranks. Pure and deterministic: the same members get the same seats, in
 //! any order of joining. A host that took part before keeps its ranks.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::wire::Join;
+use mainstay_model::entry::Fact;
+use mainstay_model::observation::HostsEvent;
 use mainstay_recovery::protocol::Seat;
+
+/// A host that this many failures implicated is avoided while another one is free. A single failure may be chance.
+pub const AVOIDED_FROM: u32 = 2;
 
 /// A launcher that wants to take part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +47,10 @@ pub struct Member {
     /// Whether it prepares while it waits as a spare: see [`Join::prepares`].
     #[serde(default)]
     pub prepares: bool,
+    /// The number of recent failures that implicated its host: see [`Join::implicated`]. The leader adds those of this
+    /// job.
+    #[serde(default)]
+    pub implicated: u32,
 }
 
 impl Member {
@@ -58,7 +68,28 @@ impl Member {
             domain: join.domain.clone(),
             moves: join.moves,
             prepares: join.prepares,
+            implicated: join.implicated,
         }
+    }
+
+    /// Whether other hosts are preferred to it.
+    pub fn is_avoided(&self) -> bool {
+        self.implicated >= AVOIDED_FROM
+    }
+
+    /// Reports that it has no ranks because it is avoided, and which host has them instead, if one has.
+    pub(super) fn avoided(&self, instead: Option<&Member>) -> Fact {
+        let Member { host, implicated, .. } = self;
+        let then = instead.map_or_else(
+            || "it waits as a spare".to_owned(),
+            |instead| format!("host {} gets its ranks", instead.host),
+        );
+        let detail = format!(
+            "host {host} is avoided, because {implicated} failures of hardware or platform implicated it in the last 14 days: {then}"
+        );
+        let mut values = vec![("host", host.clone()), ("implicated", implicated.to_string())];
+        values.extend(instead.map(|instead| ("instead", instead.host.clone())));
+        Fact::Observed(HostsEvent::HostAvoided.observed(detail, &values))
     }
 }
 
@@ -153,8 +184,36 @@ pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
     members.sort_by_cached_key(|member| {
         (member.node_rank, !member.leads, by_number(&member.host), member.launcher.clone())
     });
-    members.truncate(hosts as usize);
+    let mut free = members.split_off((hosts as usize).min(members.len()));
+    let swap = to_avoid(members.iter(), free.iter(), |member| member.leads);
+    if let Some((at, by)) = swap
+        && let (Some(avoided), Some(instead)) = (members.get_mut(at), free.get_mut(by))
+    {
+        std::mem::swap(avoided, instead);
+    }
     Ok(seated(members))
+}
+
+/// The host to avoid in this round and the free one with as many ranks that gets its place, as positions in the lists.
+/// One at most: a wrong record must not exchange a whole job. The leader decides, and stays. Hosts that the user
+/// numbered stay too.
+pub fn to_avoid<'m>(
+    taking_part: impl Iterator<Item = &'m Member>,
+    free: impl Iterator<Item = &'m Member> + Clone,
+    leads: impl Fn(&Member) -> bool,
+) -> Option<(usize, usize)> {
+    let mut avoided: Vec<(usize, &Member)> = taking_part
+        .enumerate()
+        .filter(|(_, member)| member.is_avoided() && !leads(member) && member.node_rank.is_none())
+        .collect();
+    avoided.sort_by_key(|(_, member)| Reverse(member.implicated));
+    avoided.into_iter().find_map(|(at, member)| {
+        let fits =
+            |free: &Member| free.ranks == member.ranks && !free.is_avoided() && free.node_rank.is_none();
+        let fitting = free.clone().enumerate().filter(|(_, free)| fits(free));
+        let best = fitting.min_by_key(|(_, free)| (free.domain != member.domain, free.implicated));
+        best.map(|(by, _)| (at, by))
+    })
 }
 
 /// Seats the members in this order, with consecutive ranks.
@@ -226,6 +285,45 @@ mod tests {
             round.iter().map(|at| (at.member.host.as_str(), at.seat.first_rank)).collect();
         assert_eq!(hosts, [("z", 0), ("host9", 2), ("host10", 6)]);
         assert!(round.iter().all(|at| at.seat.world_size == 7 && at.seat.group_world_size == 3));
+    }
+
+    /// The hosts with seats, of these with the number of failures that implicated each; the first leads.
+    fn chosen(implicated: &[(&str, u32)], hosts: u32) -> Vec<String> {
+        let of = |(at, (host, implicated)): (usize, &(&str, u32))| Member {
+            leads: at == 0,
+            implicated: *implicated,
+            ..member(host, None, 2)
+        };
+        let members: Vec<Member> = implicated.iter().enumerate().map(of).collect();
+        first(&members, hosts).expect("a round").into_iter().map(|at| at.member.host).collect()
+    }
+
+    #[test]
+    fn a_host_that_failures_implicated_twice_is_exchanged_if_another_one_is_free() {
+        assert_eq!(chosen(&[("a", 0), ("b", 2), ("c", 0), ("d", 0)], 3), ["a", "d", "c"]);
+        assert_eq!(chosen(&[("a", 0), ("b", 1), ("c", 0), ("d", 0)], 3), ["a", "b", "c"], "once is chance");
+        assert_eq!(chosen(&[("a", 0), ("b", 2), ("c", 0)], 3), ["a", "b", "c"], "no other host is free");
+        assert_eq!(chosen(&[("a", 0), ("b", 2), ("c", 0), ("d", 9)], 3), ["a", "b", "c"], "none is better");
+        assert_eq!(chosen(&[("a", 9), ("b", 0), ("c", 0), ("d", 0)], 3), ["a", "b", "c"], "it leads");
+    }
+
+    #[test]
+    fn one_host_at_most_is_exchanged_in_a_round_the_worst() {
+        assert_eq!(chosen(&[("a", 0), ("b", 2), ("c", 5), ("d", 0), ("e", 0)], 3), ["a", "b", "d"]);
+    }
+
+    #[test]
+    fn only_a_host_with_as_many_ranks_takes_the_place_and_rather_one_of_the_same_domain() {
+        let lemon = Member { implicated: 3, domain: "x".to_owned(), ..member("b", None, 2) };
+        let small = member("c", None, 1);
+        let far = member("d", None, 2);
+        let near = Member { domain: "x".to_owned(), ..member("e", None, 2) };
+        let by = |free: &[&Member]| to_avoid([&lemon].into_iter(), free.iter().copied(), |_| false);
+        assert_eq!(by(&[&small]), None);
+        assert_eq!(by(&[&small, &far]), Some((0, 1)));
+        assert_eq!(by(&[&small, &far, &near]), Some((0, 2)));
+        let numbered = Member { node_rank: Some(0), ..lemon.clone() };
+        assert_eq!(to_avoid([&numbered].into_iter(), [&far].into_iter(), |_| false), None);
     }
 
     #[test]

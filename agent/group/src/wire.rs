@@ -71,6 +71,10 @@ pub struct Join {
     /// understands [`Down::Meet`].
     #[serde(default)]
     pub prepares: bool,
+    /// The number of recent failures, of jobs of all users, that implicated its host, as the host's agent counts them;
+    /// 0 without an agent.
+    #[serde(default)]
+    pub implicated: u32,
     /// The newest command and the newest entry that it has received: the leader continues from there.
     #[serde(default)]
     pub have: (u64, u64),

@@ -17,6 +17,9 @@ pub enum HostsEvent {
     HostAwaited,
     /// A launcher took the seat of a lost host.
     HostJoined,
+    /// A host that failures implicated has no ranks while another one is free; with `host`, `implicated` and, if it is
+    /// known, the host `instead` of it.
+    HostAvoided,
     /// Running ranks are stopped so that more hosts take part. The job acts on its entry in the journal.
     WorldGrows,
     /// Hosts that could take part do not.
@@ -41,6 +44,7 @@ impl HostsEvent {
         match self {
             HostsEvent::HostAwaited => "host_awaited",
             HostsEvent::HostJoined => "host_joined",
+            HostsEvent::HostAvoided => "host_avoided",
             HostsEvent::WorldGrows => "world_grows",
             HostsEvent::WorldStays => "world_stays",
             HostsEvent::LeaderReplaced => "leader_replaced",
@@ -65,6 +69,7 @@ impl HostsEvent {
             | HostsEvent::CheckpointChosen
             | HostsEvent::LinksMeasured => Weight::Info,
             HostsEvent::HostAwaited
+            | HostsEvent::HostAvoided
             | HostsEvent::WorldStays
             | HostsEvent::LeaderReplaced
             | HostsEvent::CheckpointNotRestored

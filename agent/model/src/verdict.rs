@@ -224,6 +224,26 @@ impl Verdict {
         })
     }
 
+    /// Whether the failure implicates the host of its culprit: a fault of the hardware or of the software below the
+    /// program. A hang alone shows no fault of a host, and neither does what would recur on any host.
+    pub fn implicates_host(&self) -> bool {
+        let of_the_host = matches!(self.domain, FaultDomain::Hardware | FaultDomain::Platform);
+        let recurs_anywhere = self.deterministic || self.cannot_run;
+        let is_hang = matches!(self.cause, Cause::Hang { .. });
+        of_the_host && self.culprit.is_some() && !recurs_anywhere && !is_hang
+    }
+
+    /// The host that another try of the job should leave out, after a decision by this rule. `here` is the host that
+    /// decided, if its name is known.
+    pub fn host_to_exclude(&self, rule: Rule, here: Option<&str>) -> Option<String> {
+        let host = match rule {
+            Rule::HostUnfit | Rule::AnotherHost => here,
+            _ if self.implicates_host() => self.host.as_deref().or(here),
+            _ => self.missing_host(),
+        };
+        host.map(str::to_owned)
+    }
+
     /// The lost host whose place no host took in time, if that is the failure.
     pub fn missing_host(&self) -> Option<&str> {
         match &self.cause {

@@ -52,7 +52,7 @@ use findings::Findings;
 pub use findings::{FILE_SYSTEM_ANSWERS, FILE_SYSTEM_SILENT};
 pub use handover::HandoverState;
 use history::History;
-pub use history::{IncidentTimes, Summary};
+pub use history::{IncidentTimes, Summary, hosts_to_exclude};
 use host_wait::HostWait;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, SAVE_ORDERED};
 use ranks::Ranks;
@@ -102,6 +102,8 @@ pub struct Job {
     /// The exit status if all ranks end well after they were asked to save, and the attempt in which they were.
     save_ordered: Option<(i32, Attempt)>,
     history: History,
+    /// The host whose launcher decides, if its name is known.
+    led_from: Option<String>,
     findings: Findings,
     pending: Option<Pending>,
     /// The last failure with a decision, if later host evidence may change its verdict.
@@ -125,6 +127,7 @@ impl Job {
         Job {
             findings: Findings::new(Watch::new(&spec)),
             history: History { earlier: spec.earlier.clone(), ..History::default() },
+            led_from: None,
             spec,
             settings: policy.into(),
             user_policy: None,
@@ -181,6 +184,11 @@ impl Job {
         let host_of_rank = hosts.iter().zip(0..).flat_map(number).collect();
         self.findings.watch.set_hosts(hosts.iter().map(|host| host.host.clone()).collect(), host_of_rank);
         self.ranks.hosts = hosts;
+    }
+
+    /// Sets the name of the host whose launcher decides.
+    pub fn lead_from(&mut self, host: &str) {
+        self.led_from = Some(host.to_owned()).filter(|host| !host.is_empty());
     }
 
     /// Sets the number of ranks of the next attempt.
@@ -262,6 +270,7 @@ impl Job {
             saving: advice::advice_for(&self.ledger.accounting(at), self.history.count()),
             accounting: self.ledger.accounting(at),
             incidents: self.history.incidents.clone(),
+            exclude: self.history.to_exclude(),
         }
     }
 

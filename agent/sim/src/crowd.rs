@@ -428,6 +428,7 @@ fn member(plan: &Plan, host: u32) -> Member {
         domain: format!("rack-{}", host / 16),
         moves: true,
         prepares: true,
+        implicated: 0,
         address,
     }
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::finding::Finding;
 use mainstay_model::id::Incident;
+use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span, Wall};
 use mainstay_model::verdict::{Decision, Outcome, Verdict};
 
@@ -37,6 +38,9 @@ pub struct IncidentReport {
     pub job_ended: Option<i32>,
     /// Problems of the job without a failed rank, each in its last reported state.
     pub findings: BTreeMap<u64, Finding>,
+    /// The hosts that were avoided in the restart after it, and why, one sentence each.
+    #[serde(default)]
+    pub avoided: Vec<String>,
 }
 
 impl IncidentReport {
@@ -76,6 +80,13 @@ pub fn from_entries<'e>(
         Body::Fact(Fact::JobEnded { exit, .. }) => Some(exit),
         _ => None,
     });
+    let later = entries.clone().skip_while(|other| other.body.incident() != Some(verdict.incident));
+    let is_other = |body: &Body| matches!(body, Body::Verdict(next) if next.incident != verdict.incident);
+    let avoided = later.take_while(|entry| !is_other(&entry.body)).filter_map(|entry| match &entry.body {
+        Body::Fact(Fact::Observed(seen)) if HostsEvent::HostAvoided.is(seen) => Some(seen.detail.clone()),
+        _ => None,
+    });
+    let avoided = avoided.collect();
     let same_boot = began.filter(|began| began.boot == entry.boot);
     Some(IncidentReport {
         happened: wall_of(verdict.fault_at, entry),
@@ -85,6 +96,7 @@ pub fn from_entries<'e>(
         outcome,
         job_ended,
         findings: findings(entries),
+        avoided,
     })
 }
 
@@ -105,7 +117,7 @@ pub fn findings<'e>(entries: impl Iterator<Item = &'e Entry>) -> BTreeMap<u64, F
 
 /// The report as JSON: verdict, decision, outcome and findings in the journal's form, and the sentences.
 pub fn json(report: &IncidentReport) -> serde_json::Value {
-    let IncidentReport { verdict, decision, outcome, happened, findings, .. } = report;
+    let IncidentReport { verdict, decision, outcome, happened, findings, avoided, .. } = report;
     serde_json::json!({
         "verdict": verdict,
         "decision": decision,
@@ -113,6 +125,7 @@ pub fn json(report: &IncidentReport) -> serde_json::Value {
         "findings": findings,
         "happened": happened.to_string(),
         "whose_fault": fault(verdict),
+        "avoided": avoided,
         "what_was_done": done(decision.as_ref(), report.since_then()),
         "what_to_do": advice(verdict, decision.as_ref(), report.since_then()),
     })

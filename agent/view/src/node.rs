@@ -1,6 +1,7 @@
 //! The read side: the state of a node and its jobs. Computed only from journal entries and live samples of the heartbeat pages, so that
 //! an agent shows the same state after a restart.
 
+mod implicated;
 mod job;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ use mainstay_progress::monitor::Pace;
 use mainstay_recovery::policy::CauseKind;
 
 use crate::goodput::Books;
+
+pub use implicated::Implicated;
 
 /// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +175,8 @@ pub struct NodeView {
     pub jobs: BTreeMap<JobId, JobView>,
     /// What operators acknowledged or silenced.
     pub operator_state: OperatorState,
+    /// When failures of jobs implicated this host.
+    pub implicated: Implicated,
     /// GPUs with their last readings, ordered by address. Not from the journal.
     pub gpus: Arc<[GpuView]>,
 }
@@ -212,6 +217,7 @@ impl NodeView {
                 if let Some(job) = self.jobs.get_mut(id) {
                     let before = job.step;
                     job.apply(body);
+                    self.implicated.take_in(entry, job);
                     Arc::make_mut(&mut job.books).entry(entry);
                     let is_news =
                         matches!(body, Body::Fact(Fact::RanksStepping { .. } | Fact::Progress { .. }));

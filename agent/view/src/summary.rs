@@ -4,7 +4,7 @@
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::time::{Mono, Stamp};
 use mainstay_model::verdict::{Decision, Outcome, Verdict};
-use mainstay_recovery::job::{IncidentTimes, Summary};
+use mainstay_recovery::job::{IncidentTimes, Summary, hosts_to_exclude};
 
 use crate::goodput::Books;
 
@@ -13,6 +13,7 @@ use crate::goodput::Books;
 pub struct Recounted {
     books: Books,
     incidents: Vec<IncidentTimes>,
+    last_verdict: Option<Verdict>,
 }
 
 impl Recounted {
@@ -35,6 +36,7 @@ impl Recounted {
     }
 
     fn verdict(&mut self, verdict: &Verdict) {
+        self.last_verdict = Some(verdict.clone());
         if self.incidents.iter().any(|known| known.incident == verdict.incident) {
             return;
         }
@@ -51,13 +53,18 @@ impl Recounted {
             first_step_at: None,
             reached_before: self.books.reached(),
             first_step: None,
+            exclude: None,
         });
     }
 
     fn decision(&mut self, at: Mono, decision: &Decision) {
+        let last = self.last_verdict.as_ref().filter(|verdict| verdict.incident == decision.incident);
+        // Which host decided is not in the journal.
+        let exclude = last.and_then(|verdict| verdict.host_to_exclude(decision.rule, None));
         self.with_incident(|incident| {
             incident.decided_at = Some(at);
             incident.decision.clone_from(&decision.why);
+            incident.exclude = exclude;
         });
     }
 
@@ -83,6 +90,7 @@ impl Recounted {
             reason,
             attempts: self.books.attempts,
             accounting: self.books.accounting(Some(at.wall)),
+            exclude: hosts_to_exclude(&self.incidents),
             incidents: self.incidents,
             saving: None,
         })

@@ -168,6 +168,9 @@ fn closing_table(job: &str, summary: &Summary) -> String {
             format!("saving every {:.0} s costs least, not every {:.0} s", advised.every, advised.was),
         );
     }
+    if !summary.exclude.is_empty() {
+        row("exclude", summary.exclude.join(","));
+    }
     let next = if summary.incidents.is_empty() { "goodput" } else { "explain" };
     row("next", format!("mainstay {next} {job}"));
     rows.join("\n")

@@ -1,7 +1,7 @@
 //! What a launcher prepares before ranks run: its place among the hosts, memory for checkpoints, a guardian.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use mainstay_group::wire::{Join, PROTOCOL};
@@ -10,6 +10,7 @@ use mainstay_tier::pool::{self, PoolOwner};
 use tokio::sync::mpsc;
 
 use mainstay_launcher::Settings;
+use mainstay_launcher::agent_link::implicated::implicated;
 use mainstay_launcher::group::plan::HostsPlan;
 use mainstay_launcher::group::rendezvous::{self, JoinOutcome};
 use mainstay_launcher::group::streams::api::ApiLinks;
@@ -94,7 +95,7 @@ pub(super) async fn come_together(
     hosts: HostsPlan,
     mut rank_spec: RankSpec,
     settings: &Settings,
-    (replicas_port, api): (Option<u16>, ApiLinks),
+    (replicas_port, api, sockets): (Option<u16>, ApiLinks, &[PathBuf]),
     signals: &mut mpsc::Receiver<i32>,
     terminal: &Terminal,
 ) -> anyhow::Result<(RankSpec, JoinOutcome)> {
@@ -120,6 +121,7 @@ pub(super) async fn come_together(
         // Without memory there is no use in joining early.
         prepares: replicas_port.is_some(),
         listens: String::new(),
+        implicated: implicated(sockets).await,
         have: (0, 0),
         have_of: String::new(),
     };

@@ -23,6 +23,9 @@ impl Lead {
         for (member, connection) in spares {
             let waits = self.waits_as_spare(&member);
             self.acts.push_back(Act::Send(connection, waits));
+            if member.is_avoided() {
+                self.fact(self.looked, member.avoided(None));
+            }
             self.spares.push((member, connection));
         }
         self.report_who_waits();
@@ -107,7 +110,8 @@ impl Lead {
 
     /// Gives seats of lost hosts to waiting launchers.
     fn seat_spares(&mut self, at: Mono) {
-        let waiting = std::mem::take(&mut self.spares);
+        let mut waiting = std::mem::take(&mut self.spares);
+        waiting.sort_by_key(|(member, _)| member.is_avoided());
         for (member, connection) in waiting {
             let seat = round::vacant(&self.merge.lost_seats(), &member);
             // A launcher that got a seat is welcomed once that is stored.

@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::{Host, Merge, Next, Phase, observed};
 use crate::resize::{Arranged, Limits, arrange};
-use crate::round::{Member, Seated};
+use crate::round::{Member, Seated, to_avoid};
 use mainstay_model::entry::Fact;
 use mainstay_model::observation::HostsEvent;
 use mainstay_model::time::{Mono, Span};
@@ -143,6 +143,34 @@ impl Merge {
         true
     }
 
+    /// Gives the ranks of a host that failures implicated to a waiting one, once before a start that is due anyway. Ranks
+    /// of other hosts keep their processes. Only among launchers that store copies of checkpoints for each other: else
+    /// the state of the ranks may be on their host alone. Returns whether there is such a host.
+    pub(super) fn avoid(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
+        let can_change = |member: &Member| member.moves && !member.replicas.is_empty();
+        if self.has_avoided || !self.waiting.iter().any(can_change) {
+            return false;
+        }
+        let here = self.hosts.iter().map(|host| &host.seated.member);
+        let stays = |member: &Member| member.launcher == self.leader || !can_change(member);
+        let free: Vec<Member> = self.waiting.iter().filter(|member| can_change(member)).cloned().collect();
+        let Some((seat, by)) = to_avoid(here, free.iter(), stays) else { return false };
+        let (Some(host), Some(instead)) = (self.hosts.get_mut(seat), free.into_iter().nth(by)) else {
+            return false;
+        };
+        self.has_avoided = true;
+        let seated = Seated { member: instead.clone(), seat: host.seated.seat.clone() };
+        let before = std::mem::replace(host, Host { knows: false, ..Host::new(seated) });
+        let avoided = before.seated.member;
+        next.push_back(Next::Job(at, Event::Fact(avoided.avoided(Some(&instead)))));
+        self.waiting.retain(|member| member.launcher != instead.launcher);
+        self.waiting.push(avoided.clone());
+        (self.phase, self.unstored) = (Phase::Arranged, true);
+        let seats = self.seats().cloned().collect();
+        next.push_back(Next::Arranged(Box::new(Arranged { seats, benched: vec![avoided] })));
+        true
+    }
+
     /// Sends seats to the hosts that do not know theirs, once they are stored. Returns whether that has to be waited
     /// for.
     pub(super) fn seat_hosts(&mut self, at: Mono, next: &mut VecDeque<Next>) -> bool {
@@ -194,7 +222,8 @@ impl Merge {
     fn arrangement(&self) -> Option<Arranged> {
         let before: Vec<(Seated, bool)> =
             self.hosts.iter().map(|host| (host.seated.clone(), host.here)).collect();
-        let waiting: Vec<Member> = self.waiting.iter().filter(|member| member.moves).cloned().collect();
+        let mut waiting: Vec<Member> = self.waiting.iter().filter(|member| member.moves).cloned().collect();
+        waiting.sort_by_key(Member::is_avoided);
         arrange(&before, &waiting, &self.limits, &self.leader)
     }
 

@@ -32,6 +32,9 @@ pub(super) struct Packed {
     domains: String,
     /// `l` for the leader, `m` for a launcher that can get other ranks, `p` for one that can prepare as a spare.
     flags: String,
+    /// Empty if no host is implicated.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    implicated: String,
 }
 
 impl Packed {
@@ -56,6 +59,10 @@ impl Packed {
             listens: column(&|member| relative(&member.listens, &member.address))?,
             domains: column(&|member| member.domain.clone())?,
             flags: column(&flags)?,
+            implicated: match members().any(|member| member.implicated > 0) {
+                true => column(&|member| member.implicated.to_string())?,
+                false => String::new(),
+            },
         })
     }
 
@@ -72,6 +79,10 @@ impl Packed {
         let (ranks, addresses) = (column("ranks", &self.ranks)?, column("addresses", &self.addresses)?);
         let (replicas, listens) = (column("replicas", &self.replicas)?, column("listens", &self.listens)?);
         let (domains, flags) = (column("domains", &self.domains)?, column("flags", &self.flags)?);
+        let implicated = match self.implicated.as_str() {
+            "" => vec!["0".to_owned(); hosts.len()],
+            some => column("implicated", some)?,
+        };
         let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text}: {error}"));
         let member = |at: usize| {
             let cell = |column: &[String]| column.get(at).cloned().unwrap_or_default();
@@ -85,6 +96,7 @@ impl Packed {
                 leads: cell(&flags).contains('l'),
                 moves: cell(&flags).contains('m'),
                 prepares: cell(&flags).contains('p'),
+                implicated: number(&cell(&implicated))?,
                 domain: cell(&domains),
                 host,
                 address,
@@ -159,6 +171,7 @@ mod tests {
             domain: format!("rack-{}", host / 16),
             moves: true,
             prepares: host.is_multiple_of(2),
+            implicated: host % 3,
             host: name,
             address,
         }
@@ -207,6 +220,7 @@ mod tests {
                     leads: at.is_multiple_of(5),
                     moves: at.is_multiple_of(2),
                     prepares: at.is_multiple_of(7),
+                    implicated: u32::from(names.len() > 9 && at.is_multiple_of(11)),
                 }
             });
             let seats = seated(members.collect());

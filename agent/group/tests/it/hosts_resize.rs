@@ -101,6 +101,8 @@ struct World {
     counted: BTreeSet<Attempt>,
     /// How many times the job was asked to stop its ranks so that waiting hosts take part.
     grown: u32,
+    /// How many times a host was exchanged because failures had implicated it.
+    avoided: u32,
     worlds: BTreeSet<u32>,
     faults: bool,
     in_process: bool,
@@ -121,7 +123,9 @@ impl World {
         let mut members = Vec::new();
         for host in 0..most {
             let ranks = if alike { 2 } else { 1 + chance.below(3) as u32 };
-            members.push(member(&format!("l{host}"), ranks, format!("d{}", chance.below(2))));
+            let member = member(&format!("l{host}"), ranks, format!("d{}", chance.below(2)));
+            // Failures have implicated half of the hosts that do not lead.
+            members.push(Member { implicated: host % 4, ..member });
         }
         members[0].leads = true;
         let seats = first(&members, most).expect("all are there");
@@ -151,6 +155,7 @@ impl World {
             consulted: false,
             counted: BTreeSet::new(),
             grown: 0,
+            avoided: 0,
             worlds: BTreeSet::new(),
             faults: true,
             ended: None,
@@ -210,8 +215,22 @@ impl World {
         assert!(world.is_multiple_of(self.limits.multiple), "{world} ranks");
         assert!(seats.iter().any(|at| at.member.launcher == "l0"), "the leader has a seat");
         assert!(self.merge.seats().eq(seats.iter()), "merge and leader have the same seats");
+        let is_new = |at: &&Seated| self.spares.iter().any(|spare| spare.launcher == at.member.launcher);
+        if let ([avoided], true) = (&benched[..], world == self.seats[0].seat.world_size)
+            && avoided.is_avoided()
+        {
+            let new: Vec<&Seated> = seats.iter().filter(is_new).collect();
+            assert!(new.len() == 1 && !new[0].member.is_avoided(), "{avoided:?} for {new:?}");
+            self.avoided += 1;
+        }
         self.spares.retain(|spare| seats.iter().all(|at| at.member.launcher != spare.launcher));
         for member in benched {
+            // It ends its ranks when it is told that it has no seat.
+            if let Some(launcher) = self.launchers.get_mut(&member.launcher) {
+                let living: Vec<Rank> = launcher.living.keys().copied().collect();
+                living.into_iter().for_each(|rank| launcher.exit(rank, ExitStatus::Signal(9), true));
+                (launcher.seat, launcher.up, launcher.down) = Default::default();
+            }
             self.spares.push(member);
         }
         self.seats = seats;
@@ -370,7 +389,8 @@ impl World {
 
     /// A new launcher joins: it takes the seat of a lost host, or waits.
     fn comes(&mut self) {
-        if self.launchers.len() >= self.limits.hosts.1 as usize
+        // One more than have seats.
+        if self.launchers.len() > self.limits.hosts.1 as usize
             || !self.chance.one_in(8)
             || self.ended.is_some()
         {
@@ -380,6 +400,7 @@ impl World {
         let lost = self.merge.lost_seats();
         let ranks = lost.first().map_or(2, |at| at.member.ranks);
         let new = member(&format!("l{}", self.born), ranks, format!("d{}", self.chance.below(2)));
+        let new = Member { implicated: self.born % 4, ..new };
         let mut launcher = Launcher { ranks, ..Launcher::default() };
         match vacant(&lost, &new) {
             Some(seat) if !self.storing => {
@@ -422,8 +443,9 @@ impl World {
     }
 }
 
-/// Runs a seed. Returns how often the job was asked to grow, whether it shrank, and its exit status.
-fn run(seed: u64) -> (u32, bool, i32) {
+/// Runs a seed. Returns how often the job was asked to grow, whether it shrank, how often it avoided a host, and its exit
+/// status.
+fn run(seed: u64) -> (u32, bool, u32, i32) {
     let mut world = World::new(seed);
     // Checkpoints can be loaded only by the same number of ranks.
     let keeps = seed.is_multiple_of(5);
@@ -447,7 +469,7 @@ fn run(seed: u64) -> (u32, bool, i32) {
     }
     assert!(world.is_over(), "it does not end: {:?}, waits for {:?}", world.ended, world.merge.waits_for());
     assert!(world.launchers.values().all(|of| of.living.is_empty()), "ranks outlive the job");
-    (world.grown, shrank, world.ended.expect("it has ended"))
+    (world.grown, shrank, world.avoided, world.ended.expect("it has ended"))
 }
 
 #[test]
@@ -455,7 +477,8 @@ fn all_limits_hold_while_hosts_come_and_go() {
     let ends = seeds(SEEDS, run);
     if ends.len() > 100 {
         assert!(ends.iter().any(|(grown, ..)| *grown > 0), "some jobs grow");
-        assert!(ends.iter().any(|(_, shrank, _)| *shrank), "some jobs shrink");
+        assert!(ends.iter().any(|(_, shrank, ..)| *shrank), "some jobs shrink");
+        assert!(ends.iter().any(|(.., avoided, _)| *avoided > 0), "some jobs avoid a host");
         assert!(
             ends.iter().filter(|(.., exit)| *exit == 0).count() > ends.len() / 4,
             "many jobs end with status 0"

@@ -10,8 +10,9 @@ use mainstay_group::resize::Limits;
 use mainstay_group::round::{Member, first};
 use mainstay_group::wire::{Down, Join, PROTOCOL, Up};
 use mainstay_model::entry::{Body, ExitStatus, Fact, JobSpec};
-use mainstay_model::id::{Attempt, Rank};
+use mainstay_model::id::{Attempt, Incident, Rank};
 use mainstay_model::time::{Mono, Span, Stamp};
+use mainstay_model::verdict::{Cause, FaultDomain, Verdict};
 use mainstay_recovery::job::Job;
 use mainstay_recovery::policy::{Budget, Settings};
 use mainstay_recovery::protocol::{Command, Event, Seat};
@@ -319,4 +320,25 @@ fn a_spare_that_prepares_follows_without_a_seat_until_it_is_welcomed() {
     follow.receive(Mono(4), welcome(seat(1, 3)));
     assert!(acts(&mut follow).iter().any(|act| matches!(act, follow::Act::TookSeat)));
     assert_eq!(follow.seat(), &seat(1, 3));
+}
+
+#[test]
+fn a_failure_counts_once_for_the_host_of_its_culprit() {
+    let members: Vec<Member> = ["l0", "l1", "l2"].map(|name| Member::from_join(&join(name))).to_vec();
+    let mut merge = Merge::new(first(&members, 3).expect("a round"), Span::seconds(600));
+    let failed = |incident, host: &str| {
+        let cause = Cause::Signal { signal: 7 };
+        let of = Verdict::new(Incident(incident), Attempt(0), cause, "it failed", Mono(1));
+        let (culprit, domain, host) = (Some(Rank(1)), FaultDomain::Hardware, Some(host.to_owned()));
+        Verdict { culprit, domain, host, ..of }
+    };
+    let mut implicated = |verdict: &Verdict| -> Vec<u32> {
+        merge.judged(verdict);
+        merge.seats().map(|at| at.member.implicated).collect()
+    };
+    assert_eq!(implicated(&failed(1, "l1")), [0, 1, 0]);
+    assert_eq!(implicated(&failed(1, "l1")), [0, 1, 0], "later evidence on the same failure");
+    assert_eq!(implicated(&Verdict { domain: FaultDomain::User, ..failed(2, "l1") }), [0, 1, 0]);
+    assert_eq!(implicated(&failed(2, "lost")), [0, 1, 0], "another host had the rank then");
+    assert_eq!(implicated(&failed(3, "l1")), [0, 2, 0]);
 }

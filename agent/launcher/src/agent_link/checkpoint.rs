@@ -282,7 +282,7 @@ impl Asking<'_> {
     }
 }
 
-async fn channel(socket: PathBuf) -> Result<Channel, Status> {
+pub(crate) async fn channel(socket: PathBuf) -> Result<Channel, Status> {
     // The address is never resolved: the connector uses the socket.
     let endpoint = Endpoint::from_static("http://agent.local");
     let connector = tower::service_fn(move |_: Uri| connect(socket.clone()));

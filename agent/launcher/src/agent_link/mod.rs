@@ -3,6 +3,7 @@
 mod absence;
 pub mod checkpoint;
 pub mod handover;
+pub mod implicated;
 pub mod lent_files;
 pub mod stream;
 pub mod trust;

@@ -42,7 +42,9 @@ pub(crate) struct Leading {
 
 impl Leading {
     pub(crate) fn alone(job: Job, rank_spec: &RankSpec) -> Leading {
+        let host = nix::unistd::gethostname().unwrap_or_default();
         let member = Member {
+            host: host.to_string_lossy().into_owned(),
             ranks: rank_spec.settings.local_world_size,
             address: rank_spec.master_addr.clone(),
             leads: true,

@@ -143,6 +143,7 @@ impl Journal {
             accounting: Ledger::open(stamp.mono).accounting(stamp.mono),
             incidents: Vec::new(),
             saving: None,
+            exclude: Vec::new(),
         })
     }
 

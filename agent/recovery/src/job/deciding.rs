@@ -283,6 +283,7 @@ impl Job {
         if let Some(incident) = self.history.open() {
             incident.decided_at = Some(at);
             incident.decision.clone_from(&decision.why);
+            incident.exclude = verdict.host_to_exclude(decision.rule, self.led_from.as_deref());
         }
         if let Some(wanted) = decision.action.exit() {
             let exit = if wanted == 0 { exit.max(1) } else { wanted };

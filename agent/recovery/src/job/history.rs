@@ -52,7 +52,13 @@ impl History {
             first_step_at: None,
             reached_before: reached,
             first_step: None,
+            exclude: None,
         });
+    }
+
+    /// The hosts that another try of the job should leave out, each once.
+    pub(super) fn to_exclude(&self) -> Vec<String> {
+        hosts_to_exclude(&self.incidents)
     }
 
     /// The last failure, until all ranks have completed a step after it.
@@ -137,6 +143,20 @@ pub struct IncidentTimes {
     pub reached_before: Option<u64>,
     /// The first step completed after.
     pub first_step: Option<u64>,
+    /// The host that another try of the job should leave out because of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclude: Option<String>,
+}
+
+/// The hosts that another try should leave out after these failures, each once and in their order.
+pub fn hosts_to_exclude(incidents: &[IncidentTimes]) -> Vec<String> {
+    let mut hosts: Vec<String> = Vec::new();
+    for host in incidents.iter().filter_map(|incident| incident.exclude.as_ref()) {
+        if !hosts.contains(host) {
+            hosts.push(host.clone());
+        }
+    }
+    hosts
 }
 
 /// The summary of a job.
@@ -156,4 +176,7 @@ pub struct Summary {
     /// The advised save interval. `None` before it has saved a few times.
     #[serde(default)]
     pub saving: Option<Advised>,
+    /// The hosts that another try of the job should leave out, for `sbatch --exclude`.
+    #[serde(default)]
+    pub exclude: Vec<String>,
 }

@@ -40,6 +40,7 @@ pub fn report(job: &str, report: &IncidentReport, now: Stamp) -> v1::FailureRepo
         into_the_job: report.into_the_job.map(duration),
         job_ended: report.job_ended,
         findings: report.findings.values().map(finding).collect(),
+        avoided: report.avoided.clone(),
     }
 }
 
@@ -58,6 +59,7 @@ pub fn report_in(report: v1::FailureReport) -> Result<IncidentReport, Unreadable
         into_the_job: report.into_the_job.as_ref().map(span),
         job_ended: report.job_ended,
         findings: findings.collect::<Result<_, _>>()?,
+        avoided: report.avoided,
     })
 }
 

@@ -13,7 +13,7 @@ use mainstay_model::health::{Component, Evidence, HealthState, RecommendedAction
 use mainstay_model::kernel::KernelClass;
 use mainstay_model::operator::{Acknowledgement, OperatorState, Silence};
 use mainstay_model::redact::{mask, mask_list};
-use mainstay_model::time::{Span, Stamp};
+use mainstay_model::time::{Span, Stamp, Wall};
 use mainstay_proto::v1::{self, fault_code::Code};
 
 use super::books::books;
@@ -28,7 +28,12 @@ pub fn node(view: &NodeView, now: Stamp) -> v1::Node {
         reason: reasons(view).join("; "),
         recommended_action: action(worst).into(),
         components: view.components.values().map(|of| component(&view.operator_state, of, now)).collect(),
+        implicated: view.implicated.recent(now.wall).map(implication).collect(),
     }
+}
+
+fn implication(at: Wall) -> v1::Implication {
+    v1::Implication { time: Some(timestamp(at)) }
 }
 
 /// What is not healthy and why, worst first.

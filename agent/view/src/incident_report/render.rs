@@ -38,6 +38,7 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     page.section(&mut lines, "Fault domain", &fault);
     let mut acted = vec![done(decision.as_ref(), report.since_then())];
     acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.describe()))));
+    acted.extend(report.avoided.iter().map(|avoided| format!("{}.", capital(avoided))));
     page.section(&mut lines, "What was done", &acted);
     let mut todo = advice(verdict, decision.as_ref(), report.since_then());
     todo.extend(options.logs.map(|logs| format!("The output of all ranks is in {logs}")));

@@ -84,7 +84,26 @@ fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         into_the_job: Some(Span::seconds(754)),
         job_ended: None,
         findings: BTreeMap::new(),
+        avoided: Vec::new(),
     }
+}
+
+#[test]
+fn a_host_avoided_in_the_restart_is_part_of_the_failure_before_it_only() {
+    let failed = |incident| {
+        let verdict =
+            Verdict { incident: Incident(incident), ..reported(FaultDomain::Hardware, None).verdict };
+        Body::Verdict(verdict)
+    };
+    let avoided = |host: &str| {
+        Body::Fact(Fact::Observed(HostsEvent::HostAvoided.observed(format!("host {host} is avoided"), &[])))
+    };
+    let entries = entries(vec![avoided("a"), failed(1), avoided("b"), failed(1), failed(2), avoided("c")]);
+    let of = |incident| from_entries(entries.iter(), Some(Incident(incident))).expect("it is there").avoided;
+    assert_eq!((of(1), of(2)), (vec!["host b is avoided".to_owned()], vec!["host c is avoided".to_owned()]));
+    let report = from_entries(entries.iter(), None).expect("the last one");
+    assert!(text(&report).contains("Host c is avoided."));
+    assert_eq!(json(&report)["avoided"], serde_json::json!(["host c is avoided"]));
 }
 
 #[test]

@@ -129,6 +129,7 @@ impl Launcher {
             node_rank: self.member.node_rank,
             ranks: self.member.ranks,
             replicas: self.member.replicas.clone(),
+            implicated: self.member.implicated,
             domain: self.member.domain.clone(),
             listens: self.member.listens.clone(),
             moves: self.member.moves,

@@ -27,7 +27,7 @@ use mainstay_group::lead::{self, Expected, Lead};
 use mainstay_group::merge::Merge;
 use mainstay_group::record::Record;
 use mainstay_group::resize::Limits;
-use mainstay_group::round::{Member, first};
+use mainstay_group::round::{Member, Seated, first};
 use mainstay_group::wire::Join;
 use mainstay_model::entry::JobSpec;
 use mainstay_model::id::{Attempt, Rank};
@@ -193,7 +193,13 @@ impl World {
             launcher,
         };
         let machines = (0..(hosts + spares) as usize).map(|of| machine(of, &mut chance)).collect();
-        let round = first(&members, hosts).expect("all are there");
+        let mut round = first(&members, hosts).expect("all are there");
+        // In some jobs failures have implicated every third host.
+        let has_lemons = seed.is_multiple_of(6);
+        let implicated = |host: u32| if has_lemons { host % 3 } else { 0 };
+        for Seated { member, seat } in round.iter_mut().filter(|_| has_lemons) {
+            (member.node_rank, member.implicated) = (None, implicated(seat.group_rank));
+        }
         let record = Record {
             at: Stamp::default(),
             seats: round.clone(),
@@ -239,13 +245,13 @@ impl World {
         };
         for seated in &round {
             let member = seated.member.clone();
-            let me =
-                world.launch(member.launcher.clone(), member.node_rank.unwrap_or_default() as usize, member);
+            let me = world.launch(member.launcher.clone(), seated.seat.group_rank as usize, member);
             world.launchers[me].seat = Some(seated.seat.clone());
             world.launchers[me].holds = true;
         }
         for spare in hosts..hosts + spares {
-            let ranks = members[world.chance.below(members.len())].ranks;
+            let like = world.chance.below(members.len());
+            let ranks = members[if has_lemons { members.len().min(3) - 1 } else { like }].ranks;
             let host = format!("h{spare}");
             let prepares = world.chance.one_in(2);
             world.launch(
@@ -260,6 +266,7 @@ impl World {
                     // Its code runs while it waits.
                     prepares,
                     replicas: format!("{spare}:1"),
+                    implicated: implicated(spare + 1),
                     ..Member::default()
                 },
             );

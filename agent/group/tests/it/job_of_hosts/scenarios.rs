@@ -282,6 +282,42 @@ fn a_host_whose_messages_are_lost_is_replaced_and_ends_its_ranks() {
     assert_eq!(world.until_over(), 1);
 }
 
+/// A job on six hosts whose number does not change. Failures have implicated the third and the last one twice.
+fn with_lemons(spares: u32) -> World {
+    let worlds = (0..).step_by(6).map(|seed| World::new(seed, 6, spares));
+    let mut world = worlds.into_iter().find(|world| !world.limits.vary()).expect("half of them");
+    world.until(20 * SECOND);
+    world
+}
+
+/// The hosts that have no ranks after a rank has failed.
+fn without_ranks_after_a_failure(world: &mut World) -> Vec<usize> {
+    let before = world.started_by.len();
+    let rank = world.launchers[1].ranks()[0];
+    world.rank_exits(1, rank, ExitStatus::Signal(9), false);
+    world.until(world.now + 40 * SECOND);
+    assert_eq!(world.started_by.len(), before + 1, "the ranks were restarted once");
+    let launchers = world.launchers.iter().enumerate();
+    launchers.filter(|(_, launcher)| launcher.living.is_empty()).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn a_host_that_failures_implicated_twice_gives_its_ranks_to_a_spare() {
+    let mut world = with_lemons(1);
+    assert_eq!(without_ranks_after_a_failure(&mut world), [2], "one in a round");
+    assert_eq!(without_ranks_after_a_failure(&mut world), [2], "no other host is free");
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+}
+
+#[test]
+fn such_a_host_keeps_its_ranks_without_a_spare() {
+    let mut world = with_lemons(0);
+    assert!(without_ranks_after_a_failure(&mut world).is_empty());
+    world.be_quiet();
+    assert_eq!(world.until_over(), 1);
+}
+
 impl World {
     /// Runs the simulation until this time.
     pub(super) fn until(&mut self, at: u64) {
