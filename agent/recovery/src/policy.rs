@@ -149,7 +149,8 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let mut again = repeats_at_same_place(case).peekable();
     let here = again.peek().is_some();
     let hosts = confirmed_on(case);
-    if !here && hosts.is_empty() {
+    let earlier = in_an_earlier_run(case);
+    if !here && hosts.is_empty() && !earlier {
         return None;
     }
     let at_the_step = again.any(|past| past.step == case.verdict.step);
@@ -166,6 +167,14 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
         return stop(
             Rule::FailedElsewhere,
             format!("the same {what} occurred{at} on {hosts} before: a restart would only fail again"),
+        );
+    }
+    if !here {
+        return stop(
+            Rule::Recurred,
+            format!(
+                "the same {what} occurred{at} in an earlier run of this job: a restart would only fail again"
+            ),
         );
     }
     if another_host_decides(case) {
@@ -189,6 +198,16 @@ fn confirmed_on(case: Case<'_>) -> String {
     let seen = case.seen.filter(|_| raised && moves_with_it);
     let hosts: Vec<&str> = seen.into_iter().flat_map(SeenBefore::elsewhere_at_this_place).collect();
     hosts.join(", ")
+}
+
+/// Whether an earlier run of the unchanged program raised the same exception at the same step or the same data, and the
+/// program or its software stack is considered at fault.
+fn in_an_earlier_run(case: Case<'_>) -> bool {
+    let verdict = case.verdict;
+    let raised = matches!(verdict.cause, Cause::Exception { .. }) && !is_exhaustion(verdict);
+    let moves_with_it = matches!(verdict.domain, FaultDomain::User | FaultDomain::Platform);
+    let has_place = verdict.step.is_some() || verdict.data.is_some();
+    raised && moves_with_it && has_place && case.seen.is_some_and(|seen| seen.in_earlier_runs > 0)
 }
 
 /// Whether one try on another host is worth more than to end here: this host may be at fault, other agents share the

@@ -114,6 +114,23 @@ fn in_doubt_another_host_is_tried_once_and_a_confirmed_failure_is_not_restarted(
 }
 
 #[test]
+fn a_failure_of_an_earlier_run_at_the_same_step_is_not_restarted() {
+    let now = Verdict { domain: FaultDomain::User, confidence: 0.7, ..verdict(exception("a"), Some(6)) };
+    let seen = SeenBefore { in_this_job: 1, in_earlier_runs: 1, ..SeenBefore::default() };
+    let decided =
+        |now: &Verdict, seen: &SeenBefore| decide(&THREE.into(), Case { seen: Some(seen), ..case(now, &[]) });
+    let choice = decided(&now, &seen);
+    assert_eq!(choice.action, Action::Stop { exit: 1 });
+    testing::snapshot!("reasons", "policy: the same failure in an earlier run", choice.why);
+    assert_eq!(decided(&now, &SeenBefore { in_earlier_runs: 0, ..seen.clone() }).action, RESTART);
+    for domain in [FaultDomain::Hardware, FaultDomain::Infrastructure, FaultDomain::Unknown] {
+        assert_eq!(decided(&Verdict { domain, ..now.clone() }, &seen).action, RESTART, "{domain:?}");
+    }
+    let before_any_step = Verdict { step: None, heartbeats: true, ..now };
+    assert_eq!(decided(&before_any_step, &seen).action, RESTART);
+}
+
+#[test]
 fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is_not() {
     let plain = Verdict {
         domain: FaultDomain::User,
