@@ -10,3 +10,4 @@ pub mod productive;
 pub mod random;
 pub mod silence;
 pub mod slow;
+pub mod trace;

@@ -348,8 +348,9 @@ fn judge(bench: &mut Bench, _: &Bed) {
 }
 
 /// The parts of the simulation, with the prefixes of their figures.
-const SIMULATIONS: [(&str, &[&str]); 3] = [
-    ("ettr", &["simulate.ettr"]),
+const SIMULATIONS: [(&str, &[&str]); 4] = [
+    ("ettr", &["simulate.ettr_1"]),
+    ("trace", &["simulate.ettr_trace", "simulate.trace"]),
     ("lost", &["simulate.false_lost", "simulate.suspected"]),
     ("leader", &["simulate.leader", "simulate.store", "simulate.round", "simulate.start", "simulate.record"]),
 ];

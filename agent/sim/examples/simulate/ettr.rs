@@ -43,35 +43,44 @@ const RESTORE_PEER: f64 = 1.8e9;
 const MEMCPY: f64 = 16e9;
 const RANKS: f64 = 8.0;
 
-pub fn measure(quick: bool) {
-    let days = if quick { 200.0 } else { 2_000.0 };
-    let load = BYTES / MEMCPY * 1.05;
-    let from_peer = RANKS * BYTES / RESTORE_PEER;
-    let hardware = 1.0 - SOFTWARE - HANGS;
-    let ours = [
-        Failure { share: SOFTWARE, detect: 0.001, restart: ROUND + RESTART + load },
-        Failure { share: HANGS, detect: HANG, restart: ROUND + RESTART + load },
-        Failure { share: hardware, detect: LOST, restart: ROUND + SWAP + RESTART + from_peer },
-    ];
-    let theirs = [
-        Failure { share: 1.0 - HANGS, detect: 10.0, restart: 600.0 + 129.0 },
-        Failure { share: HANGS, detect: 600.0, restart: 600.0 + 129.0 },
-    ];
-    let job = |hosts: f64, rate: f64, communicators: f64| Job {
+const LOAD: f64 = BYTES / MEMCPY * 1.05;
+
+/// From a failure on a host, or from the stop of ranks that have saved, until all ranks exist again; a spare gets its
+/// state from a peer.
+pub const RESTART_ON_ANOTHER_HOST: f64 = LOST + RESTART_ORDERED;
+pub const RESTART_ORDERED: f64 = ROUND + SWAP + RESTART + RANKS * BYTES / RESTORE_PEER;
+
+const OURS: [Failure; 3] = [
+    Failure { share: SOFTWARE, detect: 0.001, restart: ROUND + RESTART + LOAD },
+    Failure { share: HANGS, detect: HANG, restart: ROUND + RESTART + LOAD },
+    Failure { share: 1.0 - SOFTWARE - HANGS, detect: LOST, restart: RESTART_ORDERED },
+];
+
+/// A job on this many hosts with this many failures per host and day.
+pub fn job_of(hosts: f64, rate: f64, communicators: f64) -> Job<'static> {
+    Job {
         hosts,
         rate,
-        failures: &ours,
+        failures: &OURS,
         communicators,
         stall: 0.55 * BYTES / MEMCPY,
         saved_after: RANKS * BYTES / REPLICATE,
         step: STEP,
-    };
+    }
+}
+
+pub fn measure(quick: bool) {
+    let days = if quick { 200.0 } else { 2_000.0 };
+    let theirs = [
+        Failure { share: 1.0 - HANGS, detect: 10.0, restart: 600.0 + 129.0 },
+        Failure { share: HANGS, detect: 600.0, restart: 600.0 + 129.0 },
+    ];
     for (id, job) in [
-        ("ettr_16k", job(2_048.0, LLAMA, 30.0)),
-        ("ettr_16k_rsc", job(2_048.0, RSC, 30.0)),
-        ("ettr_100k", job(12_500.0, LLAMA, 30.0)),
-        ("ettr_100k_rsc", job(12_500.0, RSC, 30.0)),
-        ("ettr_100k_communicators_200s", job(12_500.0, LLAMA, 200.0)),
+        ("ettr_16k", job_of(2_048.0, LLAMA, 30.0)),
+        ("ettr_16k_rsc", job_of(2_048.0, RSC, 30.0)),
+        ("ettr_100k", job_of(12_500.0, LLAMA, 30.0)),
+        ("ettr_100k_rsc", job_of(12_500.0, RSC, 30.0)),
+        ("ettr_100k_communicators_200s", job_of(12_500.0, LLAMA, 200.0)),
     ] {
         let scheduler = Job { failures: &theirs, stall: 0.59, saved_after: 51.0, ..job };
         let runs =

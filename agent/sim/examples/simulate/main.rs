@@ -1,17 +1,18 @@
 //! Measures jobs of 100,000 ranks and prints one JSON object per line. `cargo xtask bench simulate` runs it and
-//! collects the figures. Arguments: `quick` for fewer samples, and the parts to measure (`leader`, `lost`, `ettr`);
+//! collects the figures. Arguments: `quick` for fewer samples, and the parts to measure (`leader`, `lost`, `ettr`, `trace`);
 //! all parts if none is named.
 
 mod ettr;
 mod leader;
 mod lost;
+mod trace;
 
 use std::io::Write;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let quick = words.iter().any(|word| word == "quick");
-    let parts = ["ettr", "leader", "lost"];
+    let parts = ["ettr", "leader", "lost", "trace"];
     let named = |part: &str| words.iter().any(|word| word == part);
     let all = !parts.iter().any(|part| named(part));
     if all || named("leader") {
@@ -22,6 +23,9 @@ fn main() {
     }
     if all || named("ettr") {
         ettr::measure(quick);
+    }
+    if all || named("trace") {
+        trace::measure();
     }
 }
 
