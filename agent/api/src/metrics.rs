@@ -642,7 +642,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp, all_ranks: bool) {
     ];
     series.gauge(JOB_INFO, &whose, 1.0);
     series.gauge(JOB_LEADER, &[], flag(job.leads));
-    let current = phase_label(job.phase);
+    let current = job.phase.name();
     for phase in PHASES {
         series.gauge(JOB_PHASE, &[("phase", phase)], flag(phase == current));
     }
@@ -846,17 +846,6 @@ fn lags(checkpoints: &Service) {
 }
 
 const PHASES: [&str; 6] = ["STARTING", "RUNNING", "RECOVERING", "STOPPING", "ENDED", "LOST"];
-
-fn phase_label(phase: JobPhase) -> &'static str {
-    match phase {
-        JobPhase::Starting => "STARTING",
-        JobPhase::Running => "RUNNING",
-        JobPhase::Recovering => "RECOVERING",
-        JobPhase::Stopping => "STOPPING",
-        JobPhase::Ended(_) => "ENDED",
-        JobPhase::Lost => "LOST",
-    }
-}
 
 /// This process itself. Where /proc cannot be read the series are absent, not zero.
 fn process() {

@@ -42,6 +42,20 @@ pub enum JobPhase {
     Lost,
 }
 
+impl JobPhase {
+    /// Its name, as the API spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobPhase::Starting => "STARTING",
+            JobPhase::Running => "RUNNING",
+            JobPhase::Recovering => "RECOVERING",
+            JobPhase::Stopping => "STOPPING",
+            JobPhase::Ended(_) => "ENDED",
+            JobPhase::Lost => "LOST",
+        }
+    }
+}
+
 /// The phase of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankPhase {
