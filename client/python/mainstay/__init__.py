@@ -20,7 +20,8 @@ from ._section import expect_long
 
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
-    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step", "total_steps",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "roles", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "total_steps", "wait_roles",
 ]  # fmt: skip
 
 _MODULES = ("checkpoint", "dcp", "jax", "lightning", "policy", "torch", "transformers")
@@ -64,6 +65,10 @@ def __getattr__(name: str):
         from . import _restartable
 
         return getattr(_restartable, name)
+    if name in ("roles", "wait_roles"):
+        from . import _roles
+
+        return getattr(_roles, name)
     raise AttributeError(f"module 'mainstay' has no attribute {name!r}")
 
 

@@ -1,4 +1,6 @@
-from typing import Any, Callable, Iterable, Iterator, Optional, SupportsIndex, TypedDict, TypeVar, Union, overload
+from typing import (
+    Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, SupportsIndex, TypedDict, TypeVar, Union, overload,
+)  # fmt: skip
 
 from . import checkpoint as checkpoint
 from . import dcp as dcp, jax as jax, lightning as lightning, policy as policy, torch as torch, transformers as transformers
@@ -6,6 +8,7 @@ from ._native import active as active, beat as beat, data_at as data_at, pause a
 from ._native import on_save_request as on_save_request
 from ._native import save_requested as save_requested, save_within as save_within
 from ._native import section as section, step as step, total_steps as total_steps
+from ._roles import RoleState
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,7 +21,8 @@ class expect_long:
 __version__: str
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
-    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step", "total_steps",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "roles", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "total_steps", "wait_roles",
 ]
 
 _Hooks = Union[Callable[[], Any], Iterable[Callable[[], Any]]]
@@ -48,5 +52,7 @@ _C = TypeVar("_C", bound=Callable[[int, int], Any])
 def on_world_change(callback: _C) -> _C: ...
 def status() -> _Status: ...
 def role(name: str = "", *, stage: Optional[int] = None) -> None: ...
+def roles() -> Dict[str, RoleState]: ...
+def wait_roles(known: Mapping[str, RoleState], timeout: Optional[float] = None) -> Dict[str, RoleState]: ...
 def digest(tensors: Any) -> SupportsIndex: ...
 def report_digest(tensors: Any, *, every: int = 100) -> Any: ...

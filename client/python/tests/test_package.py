@@ -101,7 +101,8 @@ def test_the_stubs_name_what_is_there():
     native = {name for name in dir(_native) if not name.startswith("__")}
     assert stub_names(package / "_native.pyi") == native
     assert stub_names(package / "__init__.pyi") == {
-        "Interrupted", "Round", "_Status", "digest", "expect_long", "on_world_change", "report_digest", "restartable", "role", "rounds", "status",
+        "Interrupted", "Round", "_Status", "digest", "expect_long", "on_world_change", "report_digest", "restartable", "role", "roles", "rounds", "status",
+        "wait_roles",
     }
     for name in mainstay.__all__:
         assert getattr(mainstay, name) is not None
@@ -137,6 +138,9 @@ def train(first: int, steps: int) -> float:
 @mainstay.restartable
 def main() -> None:
     mainstay.role("actor", stage=1)
+    roles = mainstay.roles()
+    if roles["rollout"].incarnation > 1:
+        roles = mainstay.wait_roles(roles, timeout=5.0)
     mainstay.torch.process_group("gloo")
     watched: bool = mainstay.torch.watch()
     newest: int | None = mainstay.checkpoint.latest()
