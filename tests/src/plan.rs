@@ -63,6 +63,15 @@ impl<'a> Plan<'a> {
         self.options(&format!("--nproc-per-node {ranks}"))
     }
 
+    /// Makes the command that of each of these roles, `NAME=N[,KEY=VALUE…]`.
+    #[must_use]
+    pub fn roles(mut self, roles: &[&str]) -> Self {
+        let words = self.command.iter().map(String::as_str);
+        let command = shlex::try_join(words).expect("words without NUL");
+        self.command = roles.iter().map(|role| format!("--role={role}:{command}")).collect();
+        self
+    }
+
     /// Arguments of the script.
     #[must_use]
     pub fn arguments(mut self, arguments: &[&str]) -> Self {

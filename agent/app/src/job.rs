@@ -2,7 +2,7 @@
 
 mod closing;
 mod prepare;
-mod signals;
+pub(crate) mod signals;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -60,7 +60,7 @@ const SENSE_EVERY: Duration = Duration::from_secs(5);
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The exit status of a job that could not be started, as defined in the core (`EX_SOFTWARE`).
-const NOT_STARTED: i32 = 70;
+pub(crate) const NOT_STARTED: i32 = 70;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -157,7 +157,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<LauncherEnd> {
         launch_paths.run_dir.join("template"),
     );
     let log = Some(launch_paths.run_dir.join("launcher.log"));
-    let voice = LineStyle { timestamps: plan.timestamps, log, progress: plan.progress };
+    let role = plan.settings.roles.as_ref().map(|_| plan.settings.ranks.role.clone());
+    let voice = LineStyle { timestamps: plan.timestamps, log, progress: plan.progress, role };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let print = |text: String| terminal.print(text);
     let sockets = match plan.agent_socket.clone() {

@@ -14,11 +14,13 @@ mod nvrx;
 pub mod one_check;
 mod reset;
 mod resume;
+mod roles;
 mod sensors;
 mod watch;
 
 pub use agent::run_agent;
 pub use job::{JobPlan, run_job};
+pub use roles::{RestartRule, RolePlan, RolesPlan, When, run_roles};
 
 use mainstay_model::id::Pid;
 

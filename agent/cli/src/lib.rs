@@ -201,6 +201,13 @@ fn arguments() -> Result<Vec<OsString>, String> {
     if arguments.get(1).is_none_or(|command| command != "run") {
         return Ok(arguments);
     }
+    let of_run = arguments.split_off(2);
+    arguments.extend(run::abbreviations::in_full(of_run, &options_of_run())?);
+    Ok(arguments)
+}
+
+/// The options of `run`, each with whether it takes the next argument as its value.
+fn options_of_run() -> Vec<(String, bool)> {
     let line = command_line();
     let options = line.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
     let takes_next = |option: &clap::Arg| {
@@ -210,9 +217,7 @@ fn arguments() -> Result<Vec<OsString>, String> {
     let mut options: Vec<(String, bool)> =
         options.filter_map(|option| Some((option.get_long()?.to_owned(), takes_next(option)))).collect();
     options.push(("help".to_owned(), false));
-    let of_run = arguments.split_off(2);
-    arguments.extend(run::abbreviations::in_full(of_run, &options)?);
-    Ok(arguments)
+    options
 }
 
 /// The whole command line, for completions, manual pages and checks.

@@ -6,6 +6,7 @@ mod command;
 mod host_options;
 mod hosts;
 mod plan;
+mod roles;
 mod values;
 mod xpu;
 
@@ -23,6 +24,7 @@ use mainstay_launcher::group::plan::Preflight;
 use mainstay_launcher::hang::Mode;
 
 use host_options::HostOptions;
+use roles::RoleOption;
 use values::{
     CheckpointMemory, ReadyWithin, bytes, cause_budget, checkpoint_memory, checkpoint_watch, duration,
     hang_limit, hang_mode, interval, preflight, ready_within, save_signal, switch,
@@ -37,6 +39,7 @@ Examples:
   mainstay run --nproc-per-node gpu -m my.training --lr 3e-4
   mainstay run --nproc-per-node 2 --no-python ./trainer
   mainstay run --nproc-per-node 8 --max-restarts 5 --checkpoint-dir /nvme/ckpt train.py
+  mainstay run --role trainer=2:train.py --role rollout=6,restart=always:rollout.py
 
 Arguments after the script belong to the script. Exit status: 0 if all ranks succeed,
 else the status of the rank that failed first (128 + N for signal N); 75 to run on another host;
@@ -219,16 +222,20 @@ pub struct Args {
         hide_short_help = true
     )]
     local_addr: Option<String>,
-    /// ROLE_NAME of the ranks
+    /// ROLE_NAME of the ranks, or a role with N ranks and a world and restarts of its own; can be repeated
+    ///
+    /// KEY: restart (never, on-failure or always), max (restarts), backoff (DURATION), gpus (number), or another option
+    /// of `mainstay run`. The job ends with its first role. See docs/howto/roles.md.
     #[arg(
         long,
         env = "PET_ROLE",
         default_value = "default",
-        value_name = "NAME",
+        value_name = "NAME[=N[,KEY=VALUE…]:COMMAND]",
+        value_parser = roles::role,
         help_heading = "Launch",
         hide_short_help = true
     )]
-    role: String,
+    role: Vec<RoleOption>,
     /// Run the script as a Python module
     #[arg(short = 'm', long, env = "PET_MODULE", value_parser = switch("PET_MODULE"), help_heading = "Launch")]
     module: bool,
@@ -456,7 +463,7 @@ pub struct Args {
     #[arg(long, hide = true)]
     returning: bool,
     /// The script and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
+    #[arg(required_unless_present = "role", trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
     command: Vec<String>,
 }
 
@@ -469,19 +476,33 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(uid) = args.trust_agent_uid {
         output::note(&format!("an agent of user {uid} is trusted (--trust-agent-uid)"));
     }
+    if args.role.iter().any(|role| matches!(role, RoleOption::Own(_))) {
+        return roles::run(args).await;
+    }
     let plan = match plan::plan(args) {
         Ok(plan) => plan,
-        Err(error) => {
-            output::note(&format!("error: {}", output::in_full(&error)));
-            return Ok(ExitCode::from(exit::USAGE));
-        }
+        Err(error) => return Ok(refused(&error)),
     };
-    let format = if plan.progress { logging::Format::OverProgress } else { logging::Format::Text };
+    start_logging(plan.progress);
+    ended(app::run_job(plan).await)
+}
+
+/// The command line cannot be carried out.
+fn refused(error: &anyhow::Error) -> ExitCode {
+    output::note(&format!("error: {}", output::in_full(error)));
+    ExitCode::from(exit::USAGE)
+}
+
+fn start_logging(over_progress: bool) {
+    let format = if over_progress { logging::Format::OverProgress } else { logging::Format::Text };
     logging::start(tracing::level_filters::LevelFilter::WARN, format);
-    let ended = app::run_job(plan).await;
+}
+
+/// The job's end as this process's.
+fn ended(status: anyhow::Result<i32>) -> anyhow::Result<ExitCode> {
     logging::flush(logging::FLUSH_TIMEOUT);
-    match ended {
-        Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
+    match status {
+        Ok(status) => Ok(ExitCode::from(u8::try_from(status).unwrap_or(1))),
         Err(error) => {
             output::note(&format!("error: {}", output::in_full(&error)));
             Ok(ExitCode::from(exit::SOFTWARE))

@@ -29,6 +29,7 @@ use crate::policy::Policy;
 use crate::ranks::guardian::Guardian;
 use crate::ranks::warm::Warm;
 use crate::ranks::{RankSpec, Ranks, Stopping};
+use crate::roles::RoleReport;
 use crate::run::Launcher;
 use crate::settings::Settings;
 use crate::{log_files, paths};
@@ -107,6 +108,10 @@ impl Launcher {
             agent: AgentLink::default(),
             drill: Drill::new(settings.allow_inject, settings.gpu_library.clone()),
             policy,
+            role: settings
+                .roles
+                .as_deref()
+                .and_then(|directory| RoleReport::new(directory, &settings.ranks.role)),
             looks: 0,
             wake_at: None,
             exit: None,

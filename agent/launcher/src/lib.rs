@@ -16,6 +16,7 @@ mod pages;
 pub mod paths;
 pub mod policy;
 pub mod ranks;
+pub mod roles;
 mod run;
 pub mod settings;
 mod signatures;

@@ -123,6 +123,18 @@ fn is_file_name(run_id: &str) -> bool {
         && run_id.starts_with(|first: char| first.is_ascii_alphanumeric())
 }
 
+/// Makes a directory on tmpfs for a job that consists of several, its roles.
+///
+/// # Errors
+/// Why it cannot be made.
+pub fn roles_dir(root: &Path, run_id: &str) -> Result<RuntimeDir, String> {
+    if is_file_name(run_id) {
+        runtime_dir(root, run_id)
+    } else {
+        Err(PlaceError::RunId(run_id.to_owned()).to_string())
+    }
+}
+
 fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     let with_path = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     private_directory(root).map_err(|error| with_path(root, error))?;

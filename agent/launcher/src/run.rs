@@ -42,6 +42,7 @@ use crate::output::{Output, Terminal};
 use crate::policy::{News, Policy};
 use crate::ranks::stop::{Grace, Stop, reap_orphans, sweep};
 use crate::ranks::{Ranks, Reports, RoundServer, Start, save};
+use crate::roles::RoleReport;
 use crate::settings::Settings;
 use crate::signatures;
 
@@ -88,6 +89,8 @@ pub struct Launcher {
     pub(crate) drill: Drill,
     /// The user's own policy, where this launcher decides.
     pub(crate) policy: Option<Policy>,
+    /// Where the other roles of the job see what this one does, if it has roles.
+    pub(crate) role: Option<RoleReport>,
     pub(crate) looks: u32,
     /// When the job wants to look again.
     pub(crate) wake_at: Option<Instant>,
@@ -193,6 +196,7 @@ impl Launcher {
     async fn settle(&mut self) {
         loop {
             self.poll_group(clock::mono());
+            self.report_role();
             if self.ranks.is_stopped() {
                 self.end_attempt().await;
             } else if let Some(command) = self.tasks.pop_front() {
@@ -200,6 +204,14 @@ impl Launcher {
             } else {
                 return;
             }
+        }
+    }
+
+    /// Tells the other roles of the job what this one does.
+    fn report_role(&mut self) {
+        let Some(role) = &mut self.role else { return };
+        if let Some(job) = self.journal.snapshots.view().jobs.get(&self.journal.job) {
+            role.update(job);
         }
     }
 

@@ -47,6 +47,8 @@ pub struct Settings {
     pub remember: bool,
     /// How ranks are restarted.
     pub warm: WarmSettings,
+    /// The directory with the states of the roles, if this is the launcher of one of several roles.
+    pub roles: Option<PathBuf>,
 }
 
 /// The ranks as requested.

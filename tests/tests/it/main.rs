@@ -40,6 +40,7 @@ mod pods;
 mod policy;
 mod ports;
 mod progress;
+mod roles;
 mod sealing;
 mod served_logs;
 mod several_hosts;

@@ -4,7 +4,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// Catches these signals.
-pub(super) fn caught(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
+pub(crate) fn caught(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
     let (sender, receiver) = mpsc::channel(8);
     for kind in which.iter().map(|signal| SignalKind::from_raw(*signal)) {
         let mut arrivals = signal(kind)?;

@@ -34,7 +34,7 @@ const MIN_MANAGED_LEASE_SECONDS: u64 = 6;
 const PASSWORD: &str = "MAINSTAY_ETCD_PASSWORD";
 
 /// Where torchrun's static rendezvous meets without `--master-port`.
-const STATIC_PORT: u16 = 29_500;
+pub(super) const STATIC_PORT: u16 = 29_500;
 
 /// Where the hosts of the job meet; none for a job of one host.
 ///

@@ -8,6 +8,7 @@ use mainstay_model::time::Span;
 use mainstay_recovery::policy::Budget;
 
 use super::command::command;
+use super::roles::RoleOption;
 use super::values::{CheckpointMemory, duration, limits};
 use super::{Args, cluster, host_options, hosts, xpu};
 use crate::torchrun;
@@ -75,12 +76,16 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
     let may_restart = args.max_restarts > 0 || is_elastic || !args.warm_imports.is_empty();
     // The meeting place of several hosts is not that of the ranks of a round.
     let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
+    let role = match args.role.pop() {
+        Some(RoleOption::Name(name)) => name,
+        other => bail!("--role: {other:?} is not the name of a role"),
+    };
     let settings = Settings {
         ranks: RankSettings {
             run_id,
             command: command(&args)?,
             local_world_size: ranks,
-            role: args.role,
+            role,
             virtual_local_rank: args.host.virtual_local_rank,
             numa: args.host.numa_binding,
             progress: args.progress.map(Arc::new),
@@ -121,6 +126,7 @@ pub(super) fn plan(mut args: Args) -> anyhow::Result<JobPlan> {
             quota: args.checkpoint_quota,
         },
         warm: WarmSettings { enabled: !args.no_warm && may_restart, imports: args.warm_imports },
+        roles: default_paths::environment(mainstay_launcher::roles::VARIABLE).map(PathBuf::from),
         shown: Shown {
             ranks: listed.map_err(wrong("--local-ranks-filter"))?,
             streams,

@@ -56,6 +56,8 @@ pub struct LineStyle {
     pub log: Option<PathBuf>,
     /// Whether the last line of the terminal shows the progress of the job.
     pub progress: bool,
+    /// The role whose lines they are, if several have the terminal.
+    pub role: Option<String>,
 }
 
 /// The ranks' output that could not be shown, in bytes; all of it is in the files.
@@ -93,6 +95,8 @@ pub struct Terminal {
     thread: Option<JoinHandle<()>>,
     timestamps: bool,
     progress: bool,
+    /// What each line starts with.
+    speaker: String,
     /// Bytes of both streams that the reader has taken.
     taken: Arc<AtomicU64>,
 }
@@ -108,8 +112,9 @@ impl Terminal {
         let screen = Screen::new(voice.log.clone(), taken.clone());
         let thread =
             std::thread::Builder::new().name("output".to_owned()).spawn(move || screen.run(&receiver))?;
-        let LineStyle { timestamps, progress, .. } = voice;
-        Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps, progress, taken })
+        let LineStyle { timestamps, progress, role, .. } = voice;
+        let speaker = role.map_or_else(|| "mainstay:".to_owned(), |role| format!("mainstay [{role}]:"));
+        Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps, progress, speaker, taken })
     }
 
     /// Shows a file from its start, as it grows.
@@ -125,8 +130,9 @@ impl Terminal {
     /// The same for lines that are kept in another form, on one line.
     pub fn print_as(&self, shown: &str, kept: &str) {
         let (at, shown, kept) = (time(), printable(shown), printable(kept));
+        let speaker = &self.speaker;
         let shown =
-            if self.timestamps { format!("mainstay: {at} {shown}") } else { format!("mainstay: {shown}") };
+            if self.timestamps { format!("{speaker} {at} {shown}") } else { format!("{speaker} {shown}") };
         self.order(Order::Line { shown, kept: format!("{at} {kept}") });
     }
 
