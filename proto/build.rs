@@ -20,7 +20,7 @@ fn main() {
     let tonic = || tonic_prost_build::configure().btree_map(".");
 
     // Files import each other, and reflection names them, by their path from the package's roots.
-    let descriptors = protox::compile(&files, ["third_party", "."]).unwrap_or_else(|error| {
+    let descriptors = protox::compile(&files, ["third_party", "nvsentinel"]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
         std::process::exit(1);
     });
@@ -43,10 +43,10 @@ fn main() {
     tonic().compile_fds(foreign).expect("what protox accepted can be generated");
 }
 
-/// Relative to `third_party`, or to this crate.
+/// Relative to `third_party` or to `nvsentinel`.
 const FOREIGN: [&str; 4] = [
     "libtpu/runtime_metrics.proto",
-    "nvsentinel/health_event.proto",
+    "health_event.proto",
     "opentelemetry/proto/collector/metrics/v1/metrics_service.proto",
     "opentelemetry/proto/collector/trace/v1/trace_service.proto",
 ];
