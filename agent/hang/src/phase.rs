@@ -168,12 +168,14 @@ impl Phase {
 pub struct Phases {
     limits: Limits,
     rows: Vec<Phase>,
+    /// That of ranks whose steps are known only from lines of their output.
+    output: Option<PhaseId>,
 }
 
 impl Phases {
     /// Phases without anything learned.
     pub fn new(limits: Limits) -> Phases {
-        let mut phases = Phases { limits, rows: Vec::new() };
+        let mut phases = Phases { limits, rows: Vec::new(), output: None };
         phases.push("first_step", Class::Long);
         phases.push("step", Class::Learned);
         phases
@@ -193,7 +195,11 @@ impl Phases {
             None if self.rows.len() >= 4096 => 1,
             None => self.push(name, class_of(name)),
         };
-        PhaseId(u16::try_from(index).unwrap_or(1))
+        let phase = PhaseId(u16::try_from(index).unwrap_or(1));
+        if name == OUTPUT_LINES && index > 1 {
+            self.output = Some(phase);
+        }
+        phase
     }
 
     fn push(&mut self, name: &str, class: Class) -> usize {
@@ -295,7 +301,7 @@ impl Phases {
 
     /// Whether the rank's steps are known only from lines of its output.
     pub fn is_output(&self, phase: PhaseId) -> bool {
-        self.row(phase).name == OUTPUT_LINES
+        self.output == Some(phase)
     }
 
     /// The name of a phase: `first_step`, `step`, or the section's name.

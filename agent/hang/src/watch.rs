@@ -46,8 +46,8 @@ pub struct Watch {
     pub(crate) moved: Mono,
     /// When a step or a collective was last completed, or a phase that may take long was last open.
     completed: Mono,
-    /// Whether a rank has completed a step in this attempt.
-    has_stepped: bool,
+    /// Whether the last look saw a rank whose steps are known only because it prints them.
+    has_printed: bool,
     /// Anything before this time does not count.
     restarted: Mono,
     first: Option<(Mono, Vec<u32>)>,
@@ -71,7 +71,7 @@ impl Watch {
             looked: now,
             moved: now,
             completed: now,
-            has_stepped: false,
+            has_printed: false,
             restarted: now,
             first: None,
             beats_then: None,
@@ -87,7 +87,7 @@ impl Watch {
         self.counters = Counters::new(ranks);
         self.phases.begin_attempt();
         self.probed = false;
-        self.has_stepped = false;
+        self.has_printed = false;
         self.devices_rest = None;
         (self.began, self.looked, self.moved, self.completed) = (now, now, now, now);
         self.restart_clock(now);
@@ -129,7 +129,6 @@ impl Watch {
         if stepped || sample.step.is_none() || sample.long.is_some() || sample.quiet_until > now {
             self.completed = now;
         }
-        self.has_stepped |= sample.step.is_some();
         state.sample = *sample;
         state.received = now;
     }
@@ -205,6 +204,9 @@ impl Watch {
             return self.livelock(now);
         }
         self.phases.refresh();
+        let prints =
+            |rank: &RankState| rank.sample.step.is_some() && self.phases.is_output(rank.sample.phase);
+        self.has_printed = self.ranks.iter().any(prints);
         if silence.0 < self.phases.limits().confirm.0 / 3 || !self.anybody_trains() {
             return HangStatus::Progressing;
         }
@@ -312,7 +314,7 @@ impl Watch {
     /// Whether a rank is expected to print its steps while others do: often only one rank prints.
     pub(crate) fn prints_nothing(&self, rank: usize) -> bool {
         let sample = &self.ranks[rank].sample;
-        self.has_stepped && sample.step.is_none() && self.phases.is_output(sample.phase)
+        self.has_printed && sample.step.is_none() && self.phases.is_output(sample.phase)
     }
 
     pub(crate) fn newest_step(&self) -> Option<u64> {
