@@ -10,6 +10,7 @@ use crate::fingerprint::fingerprint;
 use crate::traceback_tail;
 use mainstay_hang::{ACTIVITY, Hang, HangKind, listed};
 use mainstay_model::entry::{ExitStatus, LineTime, Note};
+use mainstay_model::hang::is_no_acknowledgement;
 use mainstay_model::id::{Attempt, Incident, Rank};
 use mainstay_model::time::Mono;
 use mainstay_model::verdict::{Cause, Doubts, FaultDomain, Verdict};
@@ -212,6 +213,9 @@ pub fn host_missing(incident: Incident, attempt: Attempt, host: String, error: &
     }
 }
 
+/// The lowest confidence in a fault of the network where a connection is not acknowledged.
+const CUT_CONFIDENCE: f64 = 0.85;
+
 /// The verdict on ranks that were alive and made no progress. `found` is what was observed before they were stopped.
 pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
     // In a job of one rank, that rank is the culprit.
@@ -227,7 +231,20 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         HangKind::SilentHost => (FaultDomain::Hardware, None),
         HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
     };
-    let evidence = each_once(hang.evidence.iter().cloned().chain(found));
+    // Nothing of a program keeps a kernel from acknowledging.
+    let (cut, found): (Vec<String>, Vec<String>) =
+        found.into_iter().partition(|line| is_no_acknowledgement(line));
+    let by_network = matches!(hang.kind, HangKind::Network | HangKind::AllStill);
+    let (domain, class, confidence, headline) = match cut.first().filter(|_| by_network) {
+        Some(cut) => (
+            FaultDomain::Infrastructure,
+            Some("fabric"),
+            hang.confidence.max(CUT_CONFIDENCE),
+            format!("{}; {cut}", hang.headline()),
+        ),
+        None => (domain, class, hang.confidence, hang.headline()),
+    };
+    let evidence = each_once(cut.into_iter().chain(hang.evidence.iter().cloned()).chain(found));
     let place = match hang.culprits.first() {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
@@ -237,7 +254,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         domain,
         class: class.map(str::to_owned),
         doubts: Doubts { against: Vec::new(), would_change: would_change(hang) },
-        confidence: hang.confidence,
+        confidence,
         culprit_confidence: culprit.map(|_| hang.confidence),
         culprit,
         victims: hang.victims.iter().copied().filter(|victim| Some(*victim) != culprit).collect(),
@@ -245,7 +262,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         heartbeats: hang.phase != ACTIVITY,
         detected_at: hang.confirmed,
         evidence,
-        ..Verdict::new(incident, attempt, cause, hang.headline(), hang.since)
+        ..Verdict::new(incident, attempt, cause, headline, hang.since)
     }
 }
 

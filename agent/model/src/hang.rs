@@ -124,7 +124,14 @@ impl Hang {
 /// Evidence that the network between two addresses is cut, at least in one direction. Callers replace an address by
 /// words that also have the name of its host.
 pub fn no_acknowledgement(rank: Rank, from: &str, to: &str, retransmissions: u32) -> String {
-    format!("{rank} on {from} gets no acknowledgement from {to} after {retransmissions} retransmissions")
+    format!("{rank} on {from}{NO_ACKNOWLEDGEMENT}{to} after {retransmissions} retransmissions")
+}
+
+const NO_ACKNOWLEDGEMENT: &str = " gets no acknowledgement from ";
+
+/// Whether a sentence is that of [`no_acknowledgement`].
+pub fn is_no_acknowledgement(sentence: &str) -> bool {
+    sentence.contains(NO_ACKNOWLEDGEMENT)
 }
 
 /// Ranks at the same position in the code.

@@ -135,14 +135,18 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
         let class = case.verdict.class.as_deref().unwrap_or("user");
         return stop(
             Rule::FailsByItself,
-            if case.verdict.resource_ran_out() {
-                format!(
-                    "a resource ran out before the first step ({class}): free some and start the job again"
-                )
-            } else {
-                format!(
+            match class {
+                _ if case.verdict.resource_ran_out() => {
+                    format!(
+                        "a resource ran out before the first step ({class}): free some and start the job again"
+                    )
+                }
+                "user_config" => format!(
+                    "a setting makes it fail before its first step ({class}): correct it and start the job again"
+                ),
+                _ => format!(
                     "the program fails by itself before its first step ({class}): fix it and start the job again"
-                )
+                ),
             },
         );
     }

@@ -152,9 +152,8 @@ fn the_last_step_of_a_rank_is_reported_only_if_known() {
     );
 }
 
-#[test]
-fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
-    let hang = |ranks: u32| Hang {
+fn hang(ranks: u32) -> Hang {
+    Hang {
         kind: HangKind::AllStill,
         culprits: Vec::new(),
         hosts: Vec::new(),
@@ -166,10 +165,29 @@ fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
         step: Some(3),
         confidence: 0.3,
         evidence: Vec::new(),
-    };
+    }
+}
+
+#[test]
+fn the_only_rank_of_a_job_is_the_culprit_of_its_hang() {
     let outcome = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
     assert_eq!((outcome(1).culprit, outcome(1).victims), (Some(Rank(0)), Vec::new()));
     assert_eq!((outcome(2).culprit, outcome(2).victims.len()), (None, 2));
+}
+
+#[test]
+fn a_connection_that_is_not_acknowledged_is_a_fault_of_the_network_and_in_the_headline() {
+    let cut = mainstay_model::hang::no_acknowledgement(Rank(1), "10.77.0.2", "10.77.0.3", 7);
+    let still = |kind| Hang { kind, ..hang(2) };
+    let outcome = |kind, found: &[&String]| {
+        hung(Incident(1), Attempt(0), &still(kind), found.iter().map(|line| (*line).clone()).collect())
+    };
+    assert_eq!(outcome(HangKind::AllStill, &[]).domain, FaultDomain::Unknown);
+    let verdict = outcome(HangKind::AllStill, &[&"a stack".to_owned(), &cut]);
+    assert_eq!((verdict.domain, verdict.class.as_deref()), (FaultDomain::Infrastructure, Some("fabric")));
+    assert!(verdict.headline.ends_with(&cut) && verdict.evidence[0] == cut, "{verdict:?}");
+    let own = outcome(HangKind::UserCode, &[&cut]);
+    assert_eq!((own.domain, own.headline.ends_with(&cut)), (FaultDomain::User, false));
 }
 
 #[test]

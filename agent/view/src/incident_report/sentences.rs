@@ -163,6 +163,15 @@ fn lost_a_peer(verdict: &Verdict) -> bool {
     root_rank::speaks_of_a_lost_peer(&verdict.headline)
 }
 
+/// Whether another process stopped or ended the rank.
+fn was_sent_a_signal(cause: &Cause) -> bool {
+    match cause {
+        Cause::Signal { signal } => comes_from_outside(*signal),
+        Cause::Hang { hang, .. } => *hang == HangKind::Stopped,
+        _ => false,
+    }
+}
+
 /// Whether the signal is sent by others, and not caused by the program's own code.
 fn comes_from_outside(signal: i32) -> bool {
     // The process itself causes SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS.
@@ -287,6 +296,9 @@ fn to_start_again(verdict: &Verdict) -> &'static str {
         (FaultDomain::User, _) if ran_out(verdict).is_some() => {
             "Give the job more of what ran out, or let it use less, then start it again."
         }
+        (FaultDomain::User, _) if not_the_programs(verdict).is_some() => {
+            "Correct the configuration, then start the job again."
+        }
         (FaultDomain::User, _) => "Fix the program, its configuration or its data, then start the job again.",
         (FaultDomain::Hardware, _) => {
             "Take this host out of the job and have it checked, then start the job again."
@@ -297,7 +309,7 @@ fn to_start_again(verdict: &Verdict) -> &'static str {
         (FaultDomain::Platform, _) => {
             "Check the versions and settings of the software under the program, then start the job again."
         }
-        (FaultDomain::Unknown, Cause::Signal { signal }) if comes_from_outside(*signal) => {
+        (FaultDomain::Unknown, cause) if was_sent_a_signal(cause) => {
             "Find out who sent the signal (the scheduler's log, the host's other users), then start the job again."
         }
         (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
@@ -312,7 +324,7 @@ fn to_start_again(verdict: &Verdict) -> &'static str {
 fn if_it_comes_back(verdict: &Verdict, look: Option<String>) -> String {
     let then = look.unwrap_or_else(|| {
         let look = match (verdict.domain, &verdict.cause) {
-            (FaultDomain::Unknown, Cause::Signal { signal }) if comes_from_outside(*signal) => {
+            (FaultDomain::Unknown, cause) if was_sent_a_signal(cause) => {
                 "Find out who sends the signal: the scheduler's log, the host's other users."
             }
             (FaultDomain::Hardware, _) => "Take this host out of the job and have it checked.",

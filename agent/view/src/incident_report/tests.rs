@@ -41,6 +41,13 @@ fn a_quoted_exception_is_not_reported_as_missing() {
     );
 }
 
+#[test]
+fn a_wrong_setting_is_no_fault_of_the_program() {
+    let verdict = reported(FaultDomain::User, Some("user_config")).verdict;
+    let shown = [sentences::brief(&verdict), sentences::fault(&verdict)];
+    testing::snapshot!("view", "incident_report: a wrong setting", shown.join("\n"));
+}
+
 fn reported(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
     let verdict = Verdict {
         incident: Incident(2),
