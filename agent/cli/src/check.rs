@@ -4,6 +4,7 @@
 mod active;
 mod ask;
 mod history;
+mod retest;
 mod show;
 
 use std::path::PathBuf;
@@ -133,7 +134,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut answers = ask::watched(&args, &groups).await;
     // After the monitored checks: the load of active probes would affect them.
-    answers.checks.extend(active::checks(&args, &config, &groups));
+    let probed = active::checks(&args, &config, &groups);
+    retest::report(&args, &mut answers.checks, &probed).await;
+    answers.checks.extend(probed);
     let checks = conclude(answers.checks, &groups, &[], &Group::ALL);
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let status = status(checks.iter().map(|check| check.verdict), &args.fail_on, args.strict);

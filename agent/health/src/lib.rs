@@ -7,4 +7,5 @@
 pub mod hardware;
 pub mod host;
 pub mod parse;
+pub mod retest;
 mod state;

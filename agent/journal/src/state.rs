@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use mainstay_health::hardware::gpu::GpuView;
 use mainstay_health::host::os::changes;
+use mainstay_health::retest::Untested;
 use mainstay_model::entry::{Body, Entry, Fact};
 use mainstay_model::health::Component;
 use mainstay_model::id::{Attempt, BootId, JobId, Rank};
@@ -50,6 +51,7 @@ pub struct StateWriter {
     publisher: watch::Sender<Published>,
     roster: Roster,
     standing: StateSince,
+    untested: Untested,
     /// The entries from this number on restore what operators acknowledged and silenced.
     operators_from: u64,
     /// Whether publishing is held, and whether there is something to publish.
@@ -83,6 +85,7 @@ impl StateWriter {
             publisher: watch::Sender::new(Published::default()),
             roster: Roster::default(),
             standing: StateSince::default(),
+            untested: Untested::default(),
             operators_from: 0,
             is_held: false,
             is_due: false,
@@ -181,7 +184,10 @@ impl StateWriter {
     /// the entries of the changes.
     pub fn show_host(&mut self, at: Stamp, mut components: Vec<Component>) -> Vec<Entry> {
         let mut changed = Vec::new();
-        components.iter_mut().for_each(|component| self.standing.keep(component));
+        for component in &mut components {
+            self.untested.keep(component);
+            self.standing.keep(component);
+        }
         for change in changes(&self.view.components, &components) {
             changed.push(self.note(at, None, None, Body::Health(change)));
         }
@@ -338,8 +344,11 @@ impl StateWriter {
             self.operators_from = entry.seq;
         }
         self.view.apply(entry);
-        if let Some(job) = &entry.job {
-            self.note_phase(job);
+        match (&entry.job, &entry.body) {
+            (Some(job), _) => self.note_phase(job),
+            (None, Body::Health(change)) => self.untested.recall(&change.component),
+            (None, Body::Fact(Fact::Observed(observation))) => self.untested.recall_observation(observation),
+            (None, _) => {}
         }
     }
 

@@ -90,6 +90,21 @@ impl Host {
         self.mainstay(&["gpus", "reset", GPU, "--reason", "ticket 7"])
     }
 
+    /// Tests the GPU with a fake of CUDA's library.
+    fn deep_check(&self) -> Output {
+        let built = std::env::current_exe().unwrap().with_file_name(fake_cuda::LIBRARY);
+        fs::copy(built, self.at(fake_cuda::LIBRARY)).unwrap();
+        fs::write(self.at(fake_cuda::SCRIPT), json!({"gpus": ["0000:01:00.0"]}).to_string()).unwrap();
+        // It copies in this host's memory.
+        let library = self.at(fake_devices::LIBRARY);
+        let config = format!("[gpu]\nlibrary = {library:?}\n[limits.preflight]\ngpu_memory = \"1MiB\"\n");
+        fs::write(self.at("check.toml"), config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.args(["check", "--deep", "--force", "--group", "gpu", "--deadline", "60s", "--cuda"]);
+        command.arg(self.at(fake_cuda::LIBRARY)).arg("--config").arg(self.at("check.toml"));
+        command.arg("--socket").arg(self.at("agent.sock")).output().unwrap()
+    }
+
     fn mainstay(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
         command.args(arguments).arg("--socket").arg(self.at("agent.sock")).output().unwrap()
@@ -124,7 +139,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[test]
-fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start() {
+fn an_idle_gpu_is_reset_and_healthy_once_it_was_tested_also_after_the_agents_next_start() {
     let host = Host::new();
     host.nvidia_smi("cp after.json next && mv next devices.json");
     // Other files, and the daemon that may stay.
@@ -139,14 +154,16 @@ fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start()
     let started = agent.wait_for_observation(GPU, "gpu_reset_begun");
     assert_eq!((&started["values.by"], &started["values.reason"]), (&json!("user 0"), &json!("ticket 7")));
     assert_eq!(agent.wait_for_observation(GPU, "gpu_reset")["values.by"], "user 0");
-    agent.wait_for_change("gpu.0000:01:00", "UNHEALTHY", "HEALTHY");
+    agent.wait_for_change(GPU, "UNHEALTHY", "DEGRADED");
     drop(agent);
     let library = host.at(fake_devices::LIBRARY);
     let settings: [(&str, &Path); 3] =
         [("GPU_LIBRARY", &library), ("KERNEL_LOG_PATH", "".as_ref()), ("GPU_INTERVAL", "1s".as_ref())];
     let again = Agent::start(host.directory.path(), &settings);
-    again.wait_for("18 NVLinks up");
-    assert_eq!(host.component()["state"], "HEALTHY", "{}", host.component());
+    again.wait_until_in_state(GPU, "DEGRADED");
+    let tested = host.deep_check();
+    again.wait_for_change(GPU, "DEGRADED", "HEALTHY");
+    assert_eq!(host.component()["state"], "HEALTHY", "{tested:?} {}", host.component());
 }
 
 #[test]
