@@ -115,7 +115,10 @@ impl Open {
         let trace =
             XxHash3_128::oneshot(format!("{}\0{}\0{fault}", job.0, self.verdict.incident.0).as_bytes());
         let trace = Trace { id: trace.to_be_bytes().to_vec(), job };
-        let over = unix_nanos(at.wall).max(fault);
+        let over = match &end {
+            End::Training(outcome) => fault.saturating_add(outcome.to_first_step.0),
+            End::Failed | End::JobEnded => unix_nanos(at.wall).max(fault),
+        };
         let root = trace.span("incident", None, (fault, over));
         let id = root.span_id.clone();
         let mut spans = Vec::new();
