@@ -123,8 +123,8 @@ fn each_host_shows_what_the_ranks_of_all_hosts_do() {
     };
     assert!(events.lines().count() > 0 && events.lines().all(of_own_host), "{events}");
 
-    for host in 0..2 {
-        let stacks = jobs[host].asked(cluster.stage(host), &["stacks", "--json"]);
+    for (host, job) in jobs.iter().enumerate() {
+        let stacks = job.asked(cluster.stage(host), &["stacks", "--json"]);
         let stacks: Value = serde_json::from_str(&stacks).expect("JSON");
         let ranks = stacks["ranks"].as_array().into_iter().flatten();
         let mut ranks: Vec<Option<u64>> = ranks.map(|rank| rank["rank"].as_u64()).collect();

@@ -105,7 +105,7 @@ impl Gathering<'_> {
             if round.is_none() {
                 match round::first(&links.fit(&members, hosts), hosts) {
                     Ok(_) if !links.is_done() => {
-                        for line in links.look(&me, &waiting, &store_session.token) {
+                        if let Some(line) = links.look(&me, &waiting, &store_session.token) {
                             tell(&waiting, &line);
                             print(line);
                         }

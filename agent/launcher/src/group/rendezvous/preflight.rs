@@ -108,8 +108,8 @@ impl LinkCheck {
         (std::mem::take(&mut self.facts), is_refused.then(|| left.join("; ")))
     }
 
-    /// All hosts that are needed are there: measures in time. Returns lines for the terminals.
-    pub(super) fn look(&mut self, me: &Member, waiting: &[Waiting], token: &Token) -> Vec<String> {
+    /// All hosts that are needed are there: measures in time. Returns a line for the terminals when it begins to.
+    pub(super) fn look(&mut self, me: &Member, waiting: &[Waiting], token: &Token) -> Option<String> {
         let now = Instant::now();
         match &self.state {
             State::Waits => self.state = State::Grace(now + GRACE),
@@ -119,14 +119,14 @@ impl LinkCheck {
                 let groups = schedule(hosts.len(), MOST_GROUPS);
                 let line = format!("preflight: measuring the links between {} hosts", hosts.len());
                 self.begin(hosts, BTreeMap::new(), &groups, (waiting, token), false);
-                return vec![line];
+                return Some(line);
             }
             State::Measures(measuring) if measuring.awaited.is_empty() || now >= measuring.until => {
-                return self.end(waiting, token);
+                self.end(waiting, token);
             }
             State::Grace(_) | State::Measures(_) | State::Done => {}
         }
-        Vec::new()
+        None
     }
 
     fn begin(
@@ -194,9 +194,9 @@ impl LinkCheck {
         }
     }
 
-    fn end(&mut self, waiting: &[Waiting], token: &Token) -> Vec<String> {
+    fn end(&mut self, waiting: &[Waiting], token: &Token) {
         let State::Measures(measuring) = std::mem::replace(&mut self.state, State::Done) else {
-            return Vec::new();
+            return;
         };
         let Measuring { hosts, links, awaited, is_second, .. } = measuring;
         let all: Vec<Link> = links.values().cloned().collect();
@@ -206,63 +206,57 @@ impl LinkCheck {
         let again: Vec<Vec<(usize, usize)>> =
             all.iter().filter(|link| is_slow(link)).take(MOST_AGAIN).map(|link| vec![link.hosts]).collect();
         if !is_second && !again.is_empty() {
-            self.begin(hosts, links, &again, (waiting, token), true);
-            return Vec::new();
+            return self.begin(hosts, links, &again, (waiting, token), true);
         }
-        self.report(&hosts, &all, &found, &awaited)
+        self.report(&hosts, &all, &found, &awaited);
     }
 
-    fn report(
-        &mut self,
-        hosts: &[Member],
-        all: &[Link],
-        found: &Judgement,
-        awaited: &[String],
-    ) -> Vec<String> {
+    /// Keeps what was found for the journal, which shows it on all terminals.
+    fn report(&mut self, hosts: &[Member], all: &[Link], found: &Judgement, awaited: &[String]) {
         let name = |place: usize| hosts.get(place).map_or("?", |member| &member.host);
+        let launcher = |place: usize| hosts.get(place).map(|member| member.launcher.clone());
         let host_of = |launcher: &String| hosts.iter().find(|member| member.launcher == *launcher);
-        let late = awaited.iter().filter_map(host_of).map(|member| member.host.as_str()).collect::<Vec<_>>();
-        let typical = found
-            .typical
-            .as_ref()
-            .map_or("nothing was measured".to_owned(), |typical| format!("typical {typical}"));
-        let mut lines = vec![format!("{} links between {} hosts: {typical}", all.len(), hosts.len())];
+        let late: Vec<&str> = awaited.iter().filter_map(host_of).map(|member| member.host.as_str()).collect();
+        let typical = found.typical.map_or("nothing was measured".to_owned(), |of| format!("typical {of}"));
+        let mut summary = format!("preflight: {} links between {} hosts: {typical}", all.len(), hosts.len());
         if !late.is_empty() {
-            lines.push(format!("no measurements of {}: it goes on without them", late.join(", ")));
-        }
-        let values = [("hosts", hosts.len().to_string()), ("links", all.len().to_string())];
-        self.facts.push(Fact::Observed(HostsEvent::LinksMeasured.observed(lines.join("; "), &values)));
-        let slow = |detail: &str, names: String| {
-            Fact::Observed(HostsEvent::LinkSlow.observed(detail.to_owned(), &[("hosts", names)]))
-        };
-        for host in &found.hosts {
-            let own: Vec<&Link> = all.iter().filter(|link| link.is_of(*host)).collect();
-            let best =
-                own.iter().filter_map(|link| link.quality.as_ref().ok()).max_by_key(|quality| quality.rate());
-            let best =
-                best.map_or_else(|| "no host reaches it".to_owned(), |best| format!("its best has {best}"));
-            let detail = format!("host {} is slow: of its {} links {best}", name(*host), own.len());
-            self.facts.push(slow(&detail, name(*host).to_owned()));
-            let launchers: Vec<String> =
-                hosts.get(*host).map(|member| member.launcher.clone()).into_iter().collect();
-            self.slow.extend(launchers.clone());
-            self.problems.push(Problem { launchers, detail: detail.clone() });
-            lines.push(detail);
-        }
-        for link in found.links.iter().take(MOST_REPORTED) {
-            let (a, b) = (name(link.hosts.0), name(link.hosts.1));
-            let detail = format!("the link between hosts {a} and {b} is slow: {}", link.describe());
-            self.facts.push(slow(&detail, format!("{a} {b}")));
-            let ends = [link.hosts.0, link.hosts.1].map(|place| hosts.get(place));
-            let launchers = ends.into_iter().flatten().map(|member| member.launcher.clone()).collect();
-            self.problems.push(Problem { launchers, detail: detail.clone() });
-            lines.push(detail);
+            summary.push_str(&format!("; no measurements of {}", late.join(", ")));
         }
         let more = found.links.len().saturating_sub(MOST_REPORTED);
         if more > 0 {
-            lines.push(format!("{more} more links are slow"));
+            summary.push_str(&format!("; {more} slow links are not listed"));
         }
-        lines.into_iter().map(|line| format!("preflight: {line}")).collect()
+        let values = [("hosts", hosts.len().to_string()), ("links", all.len().to_string())];
+        self.facts.push(Fact::Observed(HostsEvent::LinksMeasured.observed(summary, &values)));
+        for host in &found.hosts {
+            let own: Vec<&Link> = all.iter().filter(|link| link.is_of(*host)).collect();
+            let best = own.iter().filter_map(|link| link.quality.as_ref().ok());
+            let best = best.max_by_key(|quality| quality.rate());
+            let best =
+                best.map_or_else(|| "no host reaches it".to_owned(), |best| format!("the best has {best}"));
+            let detail =
+                format!("preflight: host {} is slow: of its {} links {best}", name(*host), own.len());
+            self.slow.extend(launcher(*host));
+            self.found_slow(detail, name(*host).to_owned(), launcher(*host).into_iter().collect());
+        }
+        for link in found.links.iter().take(MOST_REPORTED) {
+            let (a, b) = link.hosts;
+            let names = format!("{} {}", name(a), name(b));
+            let detail = format!(
+                "preflight: the link between hosts {} and {} is slow: {}",
+                name(a),
+                name(b),
+                link.describe()
+            );
+            self.found_slow(detail, names, launcher(a).into_iter().chain(launcher(b)).collect());
+        }
+    }
+
+    /// A slow host, or a slow link between two.
+    fn found_slow(&mut self, detail: String, names: String, launchers: Vec<String>) {
+        let slow = HostsEvent::LinkSlow.observed(detail.clone(), &[("hosts", names)]);
+        self.facts.push(Fact::Observed(slow));
+        self.problems.push(Problem { launchers, detail });
     }
 }
 
