@@ -20,7 +20,7 @@ fn main() {
     let tonic = || tonic_prost_build::configure().btree_map(".");
 
     // Files import each other, and reflection names them, by their path from the package's roots.
-    let descriptors = protox::compile(&files, ["third_party", "nvsentinel"]).unwrap_or_else(|error| {
+    let descriptors = protox::compile(&files, ["third_party", "."]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
         std::process::exit(1);
     });
@@ -36,7 +36,7 @@ fn main() {
     as_json.compile_fds(descriptors.clone()).expect("what protox accepted can be generated");
 
     // APIs that other programs serve are not part of ours: they are not in its reflection or its snapshot.
-    let foreign = protox::compile(FOREIGN, ["third_party", "."]).unwrap_or_else(|error| {
+    let foreign = protox::compile(FOREIGN, ["third_party", "nvsentinel"]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
         std::process::exit(1);
     });
