@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use mainstay_launcher::output::{LineStyle, Terminal};
 use mainstay_launcher::paths::{self, RuntimeDir};
-use mainstay_launcher::roles::{self, RoleFile};
+use mainstay_launcher::roles::{self, RoleFile, RoleState};
 use mainstay_model::entry::ExitStatus;
 use mainstay_model::id::Pid;
 use mainstay_model::time::Span;
@@ -226,7 +226,9 @@ impl Job {
             When::OnFailure => was_killed,
             When::Always => true,
         };
-        if self.stopping || !wanted {
+        // By a person, or by a signal here or on another host of the job: no rule brings it back.
+        let was_asked = role.state().is_some_and(|last| last.state == JobPhase::Stopping.name());
+        if self.stopping || was_asked || !wanted {
             return self.over(at, exit, "");
         }
         let used = role.restarts();
@@ -318,7 +320,12 @@ impl Role {
     }
 
     fn incarnation(&self) -> u32 {
-        self.file.as_ref().and_then(RoleFile::read).map_or(0, |state| state.incarnation)
+        self.state().map_or(0, |state| state.incarnation)
+    }
+
+    /// What its launcher reported last, or this process.
+    fn state(&self) -> Option<RoleState> {
+        self.file.as_ref().and_then(RoleFile::read)
     }
 
     fn report(&self, terminal: &Terminal, state: &str, exit: Option<i32>) {

@@ -157,6 +157,20 @@ fn a_role_whose_launcher_is_killed_is_started_again() {
 }
 
 #[test]
+fn a_role_that_was_asked_to_stop_is_not_started_again() {
+    let stage = Stage::new();
+    let job = stage.sh(STEPS).roles(&["trainer=1", "rollout=1,restart=always,backoff=10ms"]).start();
+    job.mark("trainer.0.0");
+    job.mark("rollout.0.0");
+    kill(pid_of(&job, "launcher.rollout"), Signal::SIGTERM).expect("the launcher lives");
+    let state = wait_for_state(&stage, &job, "rollout", |state| !state["exit"].is_null());
+    assert_eq!((&state["state"], &state["incarnation"]), (&Value::from("ENDED"), &Value::from(1)));
+    wait_for_a_step(&stage, &job, "trainer.0");
+    stage.mark("end");
+    job.end().assert_status(0);
+}
+
+#[test]
 fn a_signal_ends_all_roles_with_the_status_of_the_first() {
     let stage = Stage::new();
     let job = stage.sh(STEPS).roles(&["trainer=2", "rollout=1"]).start();
