@@ -8,7 +8,8 @@ use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
     ListDevicesResponse, ListJobsRequest, ListJobsResponse, ListRanksRequest, ListRanksResponse,
-    RunPreflightRequest, RunPreflightResponse, Server, TakeStacksRequest, TakeStacksResponse, WatchNodeRequest, WatchNodeResponse,
+    RunPreflightRequest, RunPreflightResponse, Server, TakeStacksRequest, TakeStacksResponse,
+    WatchNodeRequest, WatchNodeResponse,
 };
 use mainstay_view::convert::device::device;
 use mainstay_view::convert::health as from_view;

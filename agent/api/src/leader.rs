@@ -97,7 +97,8 @@ async fn job_of(leader: &HostApi, channel: Option<Channel>) -> Result<(Channel, 
         None => leader.connect().await.map_err(|error| in_full(&error))?,
     };
     let mut health = HealthServiceClient::new(channel.clone()).max_decoding_message_size(MOST_BYTES);
-    let jobs = health.list_jobs(ListJobsRequest::default()).await.map_err(|status| status.message().to_owned())?;
+    let jobs =
+        health.list_jobs(ListJobsRequest::default()).await.map_err(|status| status.message().to_owned())?;
     let job = jobs.into_inner().jobs.pop().ok_or("it has no job")?;
     Ok((channel, job))
 }

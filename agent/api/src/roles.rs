@@ -159,9 +159,9 @@ const MAX_RECORDED_CHARS: usize = 300;
 
 fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
     let connection = request.extensions().get::<UdsConnectInfo>();
-    let credentials = connection.and_then(|connection| connection.peer_cred).ok_or_else(|| {
-        Reason::UNIX_SOCKET_ONLY.refuse(LOCAL_ONLY)
-    })?;
+    let credentials = connection
+        .and_then(|connection| connection.peer_cred)
+        .ok_or_else(|| Reason::UNIX_SOCKET_ONLY.refuse(LOCAL_ONLY))?;
     let user = User { uid: credentials.uid(), gid: credentials.gid() };
     Ok(Caller { user, pid: Pid(credentials.pid().unwrap_or(0)) })
 }

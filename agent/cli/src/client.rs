@@ -20,12 +20,12 @@ use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
     AcknowledgeRequest, CollectCheckpointsRequest, Component, EventFilter, ExcludeRankRequest,
-    ExplainRequest, GetNodeRequest, HostStacks, InjectFaultRequest, Job, ListCheckpointsRequest, ListCheckpointsResponse,
-    ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
-    PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest, RestoreCheckpointRequest,
-    RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest,
-    StopJobRequest, TakeStacksRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
-    WatchEventsRequest, WatchEventsResponse,
+    ExplainRequest, GetNodeRequest, HostStacks, InjectFaultRequest, Job, ListCheckpointsRequest,
+    ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
+    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest,
+    RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
+    SilenceComponentRequest, StopJobRequest, TakeStacksRequest, UnsilenceComponentRequest,
+    WatchCheckpointsRequest, WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;

@@ -22,6 +22,7 @@ mod hooks;
 mod host_source;
 mod host_system;
 mod hostile_texts;
+mod hosts_etcd;
 mod hosts_strangers;
 mod hosts_streams;
 mod hosts_upgrade;

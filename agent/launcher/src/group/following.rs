@@ -242,7 +242,7 @@ impl Group {
                 self.print(format!("the job has ended: {}", ended.why));
                 self.acts.push_back(Act::End(exit_of(&ended)));
             }
-            FromStore::Ignored(why) | FromStore::Problem(why) => self.print(why),
+            FromStore::Notice(why) | FromStore::Problem(why) => self.print(why),
             FromStore::Leader(None) | FromStore::Deposed(_) | FromStore::Written(_) | FromStore::Ended(_) => {
             }
         }

@@ -183,7 +183,7 @@ impl Group {
             FromStore::Leader(_) => look_who_leads(leading),
             // Its key is removed next, and then the store reports it.
             FromStore::LeaderMissed => {}
-            FromStore::Ignored(why) | FromStore::Problem(why) => self.print(why),
+            FromStore::Notice(why) | FromStore::Problem(why) => self.print(why),
             FromStore::Ended(ended) => {
                 // Without a token, the proof shows only that its writer has read the store.
                 let is_open = matches!(remote.plan.store, StoreKind::Builtin) && remote.plan.token.is_none();

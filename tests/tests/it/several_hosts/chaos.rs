@@ -43,7 +43,7 @@ WORLD = int(os.environ["WORLD_SIZE"])
 slots = mmap.mmap(os.open(os.environ["SLOTS"], os.O_RDWR), 8 * WORLD)
 trace = os.open(f"{MARKS}/trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def note(what, step):
-    os.write(trace, f"{what} {time.monotonic_ns()} {ATTEMPT} {RANK} {step}\n".encode())
+    os.write(trace, f"{what} {time.monotonic_ns()} {RANK} {step}\n".encode())
 def others():
     return min(struct.unpack_from("q", slots, 8 * rank)[0] for rank in range(WORLD))
 saved = mainstay.checkpoint.load()
@@ -103,7 +103,6 @@ impl Fault {
 struct Note {
     began: bool,
     at: u64,
-    attempt: u64,
     rank: u64,
     step: u64,
 }
@@ -197,20 +196,18 @@ impl Stand {
         let note = |line: &String| {
             let (what, numbers) = line.split_once(' ')?;
             let numbers: Vec<u64> = numbers.split(' ').filter_map(|number| number.parse().ok()).collect();
-            let [at, attempt, rank, step] = numbers[..] else { return None };
-            Some(Note { began: what == "began", at, attempt, rank, step })
+            let [at, rank, step] = numbers[..] else { return None };
+            Some(Note { began: what == "began", at, rank, step })
         };
         lines.iter().filter_map(note).collect()
     }
 
-    /// Waits until all ranks have saved a step of the newest attempt.
+    /// Waits until all ranks have saved a step. If all launchers were replaced, attempts are numbered from 0 again.
     fn goes_on(&mut self, what: &str) {
         let (since, began) = (now(), Instant::now());
         loop {
             let notes = self.notes();
-            let newest = notes.iter().map(|note| note.attempt).max();
-            let saved =
-                notes.iter().filter(|note| !note.began && note.at > since && Some(note.attempt) == newest);
+            let saved = notes.iter().filter(|note| !note.began && note.at > since);
             if saved.map(|note| note.rank).collect::<BTreeSet<_>>().len() == HOSTS {
                 return;
             }
@@ -272,11 +269,6 @@ impl Stand {
         }
     }
 
-    /// The fault before a moment.
-    fn fault_before(&self, at: u64) -> Option<(u64, Fault)> {
-        self.faults.iter().rev().find(|(began, _)| *began <= at).copied()
-    }
-
     /// Ranks that began again because of a fault that does not concern them, and saved steps from which no attempt
     /// continued, each with a line.
     fn count(&self) -> (usize, usize, Vec<String>) {
@@ -292,30 +284,21 @@ impl Stand {
             .filter_map(|(step, ranks)| Some((step, ranks.into_values().max()?)))
             .collect();
         let (mut disturbed, mut lost, mut lines) = (0, 0, Vec::new());
-        for attempt in
-            notes.iter().map(|note| note.attempt).filter(|attempt| *attempt > 0).collect::<BTreeSet<_>>()
-        {
-            let began: Vec<&Note> =
-                notes.iter().filter(|note| note.began && note.attempt == attempt).collect();
-            let (Some(first), Some(from)) =
-                (began.iter().map(|note| note.at).min(), began.iter().map(|note| note.step).min())
-            else {
-                continue;
-            };
-            let Some((at, fault)) = self.fault_before(first) else { continue };
+        let ends = self.faults.iter().skip(1).map(|(at, _)| *at).chain([u64::MAX]);
+        for ((at, fault), end) in self.faults.iter().zip(ends) {
+            let began = notes.iter().filter(|note| note.began && (*at..end).contains(&note.at));
+            let began: Vec<u64> = began.map(|note| note.step).collect();
+            let Some(from) = began.iter().min() else { continue };
             if !fault.may_disturb() {
                 disturbed += began.len();
-                lines.push(format!("attempt {attempt}: {} ranks began again after {fault:?}", began.len()));
+                lines.push(format!("{} ranks began again after {fault:?}", began.len()));
             }
             let copied = at.saturating_sub(COPIED_WITHIN.as_nanos() as u64);
-            let behind = whole.iter().filter(|(step, at)| **step >= from && **at <= copied);
-            // A step that an earlier attempt had to repeat was saved twice.
+            let behind = whole.iter().filter(|(step, at)| *step >= from && **at <= copied);
             let behind: Vec<u64> = behind.map(|(step, _)| *step).collect();
             if !behind.is_empty() {
                 lost += behind.len();
-                lines.push(format!(
-                    "attempt {attempt} after {fault:?} began at {from}, and {behind:?} were saved"
-                ));
+                lines.push(format!("after {fault:?} ranks began at {from}, and {behind:?} were saved"));
             }
         }
         (disturbed, lost, lines)

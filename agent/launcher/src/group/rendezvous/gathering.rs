@@ -55,7 +55,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Ignored(why) => print(why),
+                    FromStore::Notice(why) => print(why),
                     FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
@@ -166,7 +166,7 @@ impl Gathering<'_> {
                         return Ok(Outcome::Again);
                     }
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Ignored(why) => print(why),
+                    FromStore::Notice(why) => print(why),
                     FromStore::Problem(why) => bail!("{why}"),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
@@ -272,7 +272,7 @@ impl Gathering<'_> {
                     // One that has a connection is there, even if the store has lost it.
                     FromStore::Leader(None) if to.is_none() => return Ok(Outcome::Again),
                     FromStore::Ended(ended) => return Ok(Outcome::Over(ended)),
-                    FromStore::Ignored(why) | FromStore::Problem(why) => print(why),
+                    FromStore::Notice(why) | FromStore::Problem(why) => print(why),
                     FromStore::Leader(_)
                     | FromStore::LeaderMissed
                     | FromStore::Elected(_)

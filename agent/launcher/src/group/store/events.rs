@@ -108,7 +108,7 @@ async fn remove_foreign_end(group: &Group, listener: &mut StoreListener) -> Opti
         return None;
     }
     listener.foreign_end_reported = Some(Instant::now());
-    Some(FromStore::Ignored(
+    Some(FromStore::Notice(
         "the store had an end of the job that no launcher of the job wrote: it is ignored and removed"
             .to_owned(),
     ))
@@ -132,7 +132,7 @@ async fn unreadable(
     if group.is_end(&key) {
         return remove_foreign_end(group, listener).await;
     }
-    Some(FromStore::Ignored(format!("{key}: {why}")))
+    Some(FromStore::Notice(format!("{key}: {why}")))
 }
 
 /// Passes on the news that concerns launchers.

@@ -6,6 +6,7 @@ mod events;
 mod record_writer;
 mod seal;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +54,8 @@ pub enum FromStore {
     Written(u64),
     /// A launcher of the job has ended it.
     Ended(JobEndedNote),
-    /// What the store has and no launcher of this job and version wrote: the job goes on without it.
-    Ignored(String),
+    /// What people should know of the store. The job goes on.
+    Notice(String),
     Problem(String),
 }
 
@@ -100,6 +101,8 @@ pub struct StoreSession {
     /// Runs for as long as this field is kept.
     server: Option<Server>,
     managed: Option<Managed>,
+    /// Reports the ends of the store's process on this host.
+    _etcd: Option<Aborting>,
 }
 
 impl StoreSession {
@@ -130,7 +133,17 @@ impl StoreSession {
         };
         let group = Group::new(client, access::job_id(&join.run_id)?, options);
         let me = member(join, port);
-        let joining = retry(plan, until, print, || join_group(&group, &me, plan, &join.run_id));
+        let reported = Cell::new(false);
+        let joining = retry(plan, until, print, || {
+            // Without etcd on most hosts, this waits for as long as the user allows.
+            if let Some(managed) = &managed
+                && let ManagedState::Restarting { why } = &*managed.state().borrow()
+                && !reported.replace(true)
+            {
+                print(has_ended(why));
+            }
+            join_group(&group, &me, plan, &join.run_id)
+        });
         let membership = match joining.await? {
             Ok(membership) => Arc::new(membership),
             Err(ended) => return Ok(Err(ended)),
@@ -150,6 +163,8 @@ impl StoreSession {
         let (sender, events) = mpsc::unbounded_channel();
         let (record_sender, record) = watch::channel(None);
         let (say_sender, has_vote) = watch::channel(false);
+        let etcd = managed.as_ref().map(|managed| report_ends(managed.state(), sender.clone()));
+        let etcd = etcd.map(|reporting| Aborting(tokio::spawn(reporting)));
         let listener = StoreListener {
             me: join.launcher.clone(),
             update: sender.clone(),
@@ -189,6 +204,7 @@ impl StoreSession {
             pass,
             server,
             managed,
+            _etcd: etcd,
         }))
     }
 
@@ -344,6 +360,22 @@ impl StoreSession {
             managed.stop().await;
         }
     }
+}
+
+/// Reports when etcd on this host ends. It is started again, but without it the job may not survive the loss of a host.
+async fn report_ends(mut state: watch::Receiver<ManagedState>, update: mpsc::UnboundedSender<FromStore>) {
+    let mut reported_at = None::<Instant>;
+    while state.changed().await.is_ok() {
+        let ManagedState::Restarting { why } = state.borrow_and_update().clone() else { continue };
+        if reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+            reported_at = Some(Instant::now());
+            let _ = update.send(FromStore::Notice(has_ended(&why)));
+        }
+    }
+}
+
+fn has_ended(why: &str) -> String {
+    format!("coordination: etcd on this host has ended and is started again: {why}")
 }
 
 /// The proof that launchers of the job show each other to keep copies of checkpoints.
