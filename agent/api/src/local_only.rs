@@ -5,11 +5,10 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use tokio::sync::mpsc;
-use tonic::Status;
-use tonic::body::Body;
 use tonic::service::Routes;
 
 use super::certificate::TcpCallerInfo;
+use super::refusal::Reason;
 use super::roles;
 use mainstay_node::Input;
 
@@ -29,14 +28,10 @@ pub(super) fn refusing(routes: Routes, inputs: Option<mpsc::Sender<Input>>) -> R
 async fn refuse(State(inputs): State<Option<mpsc::Sender<Input>>>, request: Request) -> Response {
     let path = request.uri().path();
     let Some(call) = SERVICES.iter().find_map(|service| path.strip_prefix(service)) else {
-        return axum_response(Status::unimplemented(""));
+        return super::not_served(request).await;
     };
     if let (Some(inputs), Some(caller)) = (inputs, request.extensions().get::<TcpCallerInfo>()) {
         roles::record(&inputs, caller.called_by(), call, LOCAL_ONLY, true);
     }
-    axum_response(Status::permission_denied(format!("{call}: {LOCAL_ONLY}")))
-}
-
-fn axum_response(status: Status) -> Response {
-    status.into_http::<Body>().map(axum::body::Body::new)
+    Reason::UNIX_SOCKET_ONLY.refuse(format!("{call}: {LOCAL_ONLY}")).into_http()
 }

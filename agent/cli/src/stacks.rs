@@ -134,6 +134,9 @@ fn take(
     }
     let mut taken = evidence::take(&subjects, frames, Instant::now() + STACKS_TIMEOUT);
     of_others.into_iter().for_each(|other| taken.add(other));
+    if let Some(ranks) = taken.whole["ranks"].as_array_mut() {
+        ranks.sort_by_key(|rank| rank["rank"].as_u64());
+    }
     Ok(taken)
 }
 

@@ -201,8 +201,11 @@ impl Config {
 
     /// Where the host is read, as the source's type.
     pub fn host_roots(&self) -> Roots {
-        let HostConfig { proc_root, sys_root, fstab, .. } = &self.host;
-        Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
+        let HostConfig { proc_root, sys_root, .. } = &self.host;
+        // In a container, the host's own is below the root of its first process.
+        let own = proc_root == Path::new("/proc");
+        let fstab = if own { "/etc/fstab".into() } else { proc_root.join("1/root/etc/fstab") };
+        Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab }
     }
 
     /// How the operating system is read, with probes that run `program`.

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_int};
 use std::ptr;
 
-use mainstay_client::Measures;
+use mainstay_client::{Client, Measures};
 pub(crate) use pyo3::ffi::Py_ssize_t;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;

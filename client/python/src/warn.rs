@@ -22,7 +22,8 @@ pub enum Mistake {
     Panic,
 }
 
-static REPORTED: [AtomicBool; 11] = [const { AtomicBool::new(false) }; 10];
+static REPORTED: [AtomicBool; Mistake::Panic as usize + 1] =
+    [const { AtomicBool::new(false) }; Mistake::Panic as usize + 1];
 
 /// Handles a failed read of an argument: drops the exception if it is about the argument, passes it on if it is
 /// not.

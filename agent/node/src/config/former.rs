@@ -36,8 +36,9 @@ const MOVED: [(&str, &str); 20] = [
 ];
 
 /// Keys that have become constants, and their values.
-const FIXED: [(&str, &str); 53] = [
+const FIXED: [(&str, &str); 54] = [
     ("journal.segment_size", "4MiB, and at most a quarter of journal.max_size"),
+    ("host.fstab", "/etc/fstab, or with another host.proc_root 1/root/etc/fstab in it"),
     ("host.limits.worsen_after", "3"),
     ("host.limits.recover_after", "6"),
     ("host.limits.margin", "10"),

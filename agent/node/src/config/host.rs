@@ -17,8 +17,6 @@ settings! {
         proc_root: PathBuf = PathBuf::from("/proc"),
         /// Where the host's sysfs is mounted.
         sys_root: PathBuf = PathBuf::from("/sys"),
-        /// The host's table of file systems.
-        fstab: PathBuf = PathBuf::from("/etc/fstab"),
     }
     sections {
         /// Processes, clocks, network mounts, services and the like: docs/reference/checks.md.

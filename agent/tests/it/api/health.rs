@@ -175,8 +175,8 @@ async fn over_tcp_a_method_of_the_unix_socket_is_refused_with_a_reason() {
     let server = Server::start(dir.path()).await;
     let mut operator = OperatorServiceClient::new(server.tcp().await);
     let refused = operator.acknowledge(AcknowledgeRequest::default()).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unimplemented);
-    assert_eq!(refused.get_details_error_info().unwrap().reason, "NOT_SERVED_HERE");
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(refused.get_details_error_info().unwrap().reason, "UNIX_SOCKET_ONLY");
     server.stop().await;
 }
 
