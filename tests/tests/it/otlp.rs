@@ -178,7 +178,7 @@ fn a_collector_gets_a_trace_of_a_failure_from_the_fault_to_the_first_step_and_th
         assert_eq!(attribute(&root.attributes, key), Some(value), "{key}");
     }
     // Each phase begins where the one before it ends.
-    let phases = ["detect", "judge", "decide", "stop", "rendezvous", "connect", "restore", "first step"];
+    let phases = ["detect", "stop", "judge", "decide", "rendezvous", "connect", "restore", "first step"];
     let mut before = root.start_time_unix_nano;
     for phase in phases {
         let span = by_name[phase];

@@ -27,7 +27,7 @@ pub struct Frame {
 }
 
 /// The modules of Mainstay's Python package, the client. A test compares them with the package.
-const CLIENT: [&str; 34] = [
+const CLIENT: [&str; 35] = [
     "__init__",
     "_collectives_release",
     "_container",
@@ -45,6 +45,7 @@ const CLIENT: [&str; 34] = [
     "_reconfigure",
     "_restartable",
     "_role",
+    "_roles",
     "_rounds",
     "_seal",
     "_section",

@@ -23,6 +23,8 @@ use crate::convert::failure;
 #[derive(Debug, Default)]
 pub struct Incidents {
     open: BTreeMap<JobId, Open>,
+    /// By job: the newest attempt that has ended, and when. A rank that exits ends its attempt before the verdict.
+    ended: BTreeMap<JobId, (Attempt, Stamp)>,
 }
 
 /// A failure up to now.
@@ -56,12 +58,13 @@ impl Incidents {
         let Some(job) = &entry.job else { return Vec::new() };
         match &entry.body {
             Body::Verdict(verdict) => {
+                let ended = self.ended.get(job).filter(|(attempt, _)| *attempt == verdict.attempt);
                 let next = Open {
                     at: entry.at,
                     verdict: verdict.clone(),
                     decided: None,
                     decision: None,
-                    stopped: None,
+                    stopped: ended.map(|(_, at)| *at),
                     started: None,
                     restoring: TimeSpan::default(),
                 };
@@ -85,8 +88,11 @@ impl Incidents {
         let failed = self.of(job).map(|open| open.verdict.attempt);
         let follows = |attempt: &Attempt| failed.is_some_and(|failed| *attempt > failed);
         match fact {
-            Fact::AttemptEnded { attempt, .. } if Some(*attempt) == failed => {
-                self.of(job).into_iter().for_each(|open| open.stopped = Some(at));
+            Fact::AttemptEnded { attempt, .. } => {
+                self.ended.insert(job.clone(), (*attempt, at));
+                if Some(*attempt) == failed {
+                    self.of(job).into_iter().for_each(|open| open.stopped = Some(at));
+                }
             }
             Fact::AttemptStarted { attempt, .. } if follows(attempt) => {
                 self.of(job).into_iter().for_each(|open| open.started = Some(at));
@@ -94,7 +100,10 @@ impl Incidents {
             Fact::RanksStepping { attempt, restoring, .. } if follows(attempt) => {
                 self.of(job).into_iter().for_each(|open| open.restoring = *restoring);
             }
-            Fact::JobEnded { .. } | Fact::LauncherLost { .. } => return self.over(job, at, End::JobEnded),
+            Fact::JobEnded { .. } | Fact::LauncherLost { .. } => {
+                self.ended.remove(job);
+                return self.over(job, at, End::JobEnded);
+            }
             _ => {}
         }
         Vec::new()
@@ -130,8 +139,15 @@ impl Open {
             before = until;
         };
         phase("detect", self.wall(self.verdict.detected_at));
-        phase("judge", unix_nanos(self.at.wall));
-        for (name, at) in [("decide", self.decided), ("stop", self.stopped), ("rendezvous", self.started)] {
+        let mut phases = [
+            ("stop", self.stopped),
+            ("judge", Some(self.at)),
+            ("decide", self.decided),
+            ("rendezvous", self.started),
+        ];
+        // Ranks that hang are stopped after the decision.
+        phases.sort_by_key(|(_, at)| at.map(|at| at.mono));
+        for (name, at) in phases {
             if let Some(at) = at {
                 phase(name, unix_nanos(at.wall));
             }
