@@ -1,7 +1,7 @@
 //! A failure of a job as a trace: the failure as a whole, and below it each phase from the fault to the first step.
 //!
-//! The phases follow each other. A phase that a failure does not have, as the stop of ranks that stay in their processes,
-//! has no span. Texts of the job's program are in no attribute: a collector is on the network.
+//! The phases follow each other. A phase that a failure does not have, as the rendezvous of a job that ends, has no span.
+//! Texts of the job's program are in no attribute: a collector is on the network.
 
 use std::collections::BTreeMap;
 
